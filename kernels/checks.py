@@ -1,0 +1,64 @@
+"""Input checks shared by the public functions: an error names the value, the limit and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def tensor(
+    name: str,
+    x: object,
+    shape: Sequence[int | None],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+    least: Sequence[int] | None = None,
+) -> None:
+    """`x` is a tensor of `shape` (None: any size; `least`: sizes may be larger than that), dtype and device.
+
+    Raises TypeError for a non-tensor or a wrong dtype, ValueError for a wrong shape or device.
+    """
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name} is {type(x).__name__}, must be a torch.Tensor")
+    if x.dtype not in dtypes:
+        names = " or ".join(str(dtype) for dtype in dtypes)
+        raise TypeError(f"{name} has dtype {x.dtype}, must be {names}; convert it with {name}.to({dtypes[0]})")
+    matches = x.dim() == len(shape) and all(
+        want is None or have == want for have, want in zip(x.shape, shape, strict=False)
+    )
+    if not matches:
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name} has shape {tuple(x.shape)}, must be ({wanted})")
+    if least is not None and any(have < want for have, want in zip(x.shape, least, strict=True)):
+        raise ValueError(f"{name} has shape {tuple(x.shape)}, must be at least {tuple(least)}")
+    if x.device != device:
+        raise ValueError(
+            f"{name} is on {x.device}, the other inputs are on {device}; move it with {name}.to({str(device)!r})"
+        )
+
+
+def inner_contiguous(name: str, x: torch.Tensor, dims: int) -> None:
+    """The last `dims` dimensions of `x` are contiguous; the outer ones may have any pitch."""
+    expected = 1
+    for size, stride in zip(reversed(x.shape[-dims:]), reversed(x.stride()[-dims:]), strict=True):
+        if size > 1 and stride != expected:
+            raise ValueError(
+                f"{name} has strides {tuple(x.stride())}, the last {dims} dimensions must be contiguous; "
+                f"pass {name}.contiguous() or a view that is sliced only in its outer dimensions"
+            )
+        expected *= size
+
+
+def pitches(name: str, x: torch.Tensor, dims: int, elements: int = 8) -> None:
+    """Start address and the strides of the first `dims` dimensions allow 16-byte accesses."""
+    if x.data_ptr() % 16:
+        raise ValueError(
+            f"{name} starts at an address that is {x.data_ptr() % 16} mod 16, must be 0; pass {name}.clone()"
+        )
+    for size, stride in zip(x.shape[:dims], x.stride()[:dims], strict=True):
+        if size > 1 and stride % elements:
+            raise ValueError(
+                f"{name} has strides {tuple(x.stride())}, its outer strides must be multiples of {elements} elements; "
+                f"pass {name}.contiguous() or pad its rows"
+            )

@@ -1,0 +1,125 @@
+"""Compile or load a TileLang program once, then launch it with no work left per call.
+
+A *program* is a module that offers `build(config) -> PrimFunc`, a frozen dataclass `Config` with the static
+configuration, and `PASS_CONFIGS`. Its label, for example ``probes.outer_product(BV=64, K=128)``, is the key
+under which the sha256 of its generated CUDA appears in every recorded result, and is enough to build it again.
+
+Nothing here touches a device, the environment or TileLang at import time.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import hashlib
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+TARGET: Mapping[str, str] = {"kind": "cuda", "arch": "sm_90a"}
+
+#: label -> sha256 of the generated CUDA, for every program lowered in this process
+SOURCES: dict[str, str] = {}
+
+#: Runs a program on CPU tensors. None (the normal state): the public API computes the reference instead.
+#: The test-suite installs the emulator here, so that api, plan and program run without a GPU.
+cpu_launcher: Callable[..., None] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One TileLang program with its static configuration (an instance of ``<module>.Config``)."""
+
+    module: str
+    config: Any
+
+    @property
+    def label(self) -> str:
+        fields = dataclasses.fields(self.config)
+        return f"{self.module}({', '.join(f'{f.name}={getattr(self.config, f.name)!r}' for f in fields)})"
+
+    @classmethod
+    def from_label(cls, label: str) -> Program:
+        """The inverse of `label`. Raises ValueError if the text is not a label."""
+        match = re.fullmatch(r"([\w.]+)\((.*)\)", label)
+        if match is None:
+            raise ValueError(f"not a program label: {label!r}; expected 'module(field=literal, ...)'")
+        call = ast.parse(f"config({match[2]})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        values = {str(kw.arg): ast.literal_eval(kw.value) for kw in call.keywords}
+        return cls(match[1], importlib.import_module(match[1]).Config(**values))
+
+    def build(self) -> Any:
+        return importlib.import_module(self.module).build(self.config)
+
+    @property
+    def pass_configs(self) -> dict[str, Any]:
+        return dict(importlib.import_module(self.module).PASS_CONFIGS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """Generated SM90 CUDA of a program: needs neither nvcc nor a device."""
+
+    program: Program
+    prim_func: Any
+    source: str
+    sha256: str
+    entry: str  # name of the __global__ function
+    extents: Mapping[str, Any]  # "blockIdx.x" ... "threadIdx.z" -> int or symbolic expression
+
+
+@functools.cache
+def lower(program: Program) -> Lowered:
+    """Generate the CUDA source of `program` for sm_90a (about a second; cached)."""
+    import tilelang
+    from tilelang import tvm
+
+    prim_func = program.build()
+    target = tvm.target.Target(dict(TARGET))
+    with tvm.transform.PassContext(opt_level=3, config=program.pass_configs), target:
+        artifact = tilelang.lower(prim_func, target=target)
+    ((name, function),) = artifact.device_mod.functions.items()
+    sha256 = hashlib.sha256(artifact.kernel_source.encode()).hexdigest()
+    SOURCES[program.label] = sha256
+    extents = {str(axis): extent for axis, extent in function.attrs["thread_extent"].items()}
+    return Lowered(program, prim_func, artifact.kernel_source, sha256, name.name_hint, extents)
+
+
+@functools.cache
+def executable(program: Program) -> Callable[..., None]:
+    """The compiled function of `program`: compiled with nvcc, or loaded from TileLang's disk cache, once per process.
+
+    It takes torch CUDA tensors and Python scalars in the order of the PrimFunc's parameters, checks shapes, dtypes and
+    strides, and launches on torch's current stream of the tensors' device without synchronising.
+    """
+    import tilelang
+
+    lowered = lower(program)
+    kernel = tilelang.compile(
+        lowered.prim_func,
+        target=dict(TARGET),
+        execution_backend="tvm_ffi",
+        pass_configs=program.pass_configs,
+    )
+    if kernel.get_kernel_source() != lowered.source:
+        raise RuntimeError(f"{program.label}: the compiled source is not the recorded one; clear TileLang's cache")
+    return kernel.adapter._get_executable()[str(lowered.prim_func.attrs["global_symbol"])]
+
+
+def launch(program: Program, *args: Any) -> None:
+    """Run `program` on CUDA tensors; on CPU tensors through `cpu_launcher`."""
+    if cpu_launcher is not None:
+        cpu_launcher(program, *args)
+    else:
+        executable(program)(*args)
+
+
+@functools.cache
+def capability(device: Any) -> tuple[int, int]:
+    """Compute capability of a CUDA device."""
+    import torch
+
+    return torch.cuda.get_device_capability(device)

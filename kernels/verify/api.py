@@ -1,0 +1,257 @@
+"""The public verify functions: check once, allocate, dispatch.
+
+CUDA tensors run the TileLang program that `plan` picks, on torch's current stream, with no host synchronisation and,
+in the two low-level functions, no allocation: they can be captured in a CUDA graph, and a replay sees changed indices,
+inputs and states. CPU tensors compute `reference.pool` through the same checks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import reference.gating
+import reference.pool
+from kernels import runtime
+from kernels.verify import contract
+from kernels.verify.plan import plan
+
+
+def gdn_sigmoid_gate(
+    A_log: Tensor, a: Tensor, dt_bias: Tensor, b: Tensor, allow_neg_eigval: bool = False
+) -> tuple[Tensor, Tensor]:
+    """g = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b), times two if `allow_neg_eigval`.
+
+    Args:
+        A_log, dt_bias: [HV]. a, b: [..., HV].
+    Returns:
+        g (log decay, <= 0) and beta, both [..., HV] in fp32 (fp64 if an input is fp64).
+    """
+    return reference.gating.gates(A_log, a, dt_bias, b, allow_neg_eigval)
+
+
+def recurrent_gated_delta_rule_verify(
+    A_log: Tensor,
+    a: Tensor,
+    dt_bias: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    b: Tensor,
+    ssm_states: Tensor,
+    cache_indices: Tensor,
+    query_start_loc: Tensor,
+    intermediate_states_buffer: Tensor,
+    intermediate_state_indices: Tensor,
+    cache_steps: int | None = None,
+    o: Tensor | None = None,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = True,
+    disable_state_update: bool = True,
+    allow_neg_eigval: bool = False,
+    fuse_gating: bool = True,
+    prepass: bool | None = None,
+    retrieve_parent_token: Tensor | None = None,
+) -> Tensor:
+    """Run the draft tokens of every request from its state, keeping the state after each of them (target verify).
+
+    The recurrence, per request and value head (reference/recurrence.py):
+        S = exp(g_t) S;  u_t = beta_t (v_t - S k_t);  S = S + u_t k_t^T;  o_t = S q_t
+
+    Args:
+        A_log: [HV] fp32. dt_bias: [HV] fp32, bf16 or fp16. a, b: [NT, HV] or [1, NT, HV], any strides.
+        q, k: [1, NT, H, K] or [NT, H, K]; v: the same with HV, V. bf16. Token pitch free, [heads, dim] contiguous.
+        ssm_states: [slots, HV, V, K], K last, bf16, fp16 or fp32; slot pitch free. Not written unless committing.
+        cache_indices: int32 [N], the slot of each request; a negative one (or one beyond the pool) marks padding:
+            nothing is stored and the output rows are zero, whatever the inputs hold. Duplicates are allowed.
+        query_start_loc: int32 [N + 1], non-decreasing from 0: request n has tokens query_start_loc[n] to
+            query_start_loc[n + 1] - 1 of the NT packed ones; none at all is allowed. NT <= N * D.
+        intermediate_states_buffer: [rows, D, HV, V, K] in the pool's dtype, row and step pitch free. Step t of row
+            intermediate_state_indices[n] receives the state after token t; everything else is untouched.
+        intermediate_state_indices: int32, at least N long; a negative one stores nothing.
+        cache_steps: bound on the tokens of one request, at most D. Default: D.
+        o: output like v, written whole (rows of no request become zero). Allocated if None.
+        scale: of q, after its norm; None means K ** -0.5, and 0.0 means 0.0.
+        use_qk_l2norm_in_kernel: divide q and k by sqrt(sum of squares + 1e-6).
+        disable_state_update: True leaves the pool unchanged; False also commits the last state to the slot.
+        allow_neg_eigval: beta in (0, 2) instead of (0, 1).
+        fuse_gating: gates from a, b inside the kernel; False computes them with `gdn_sigmoid_gate` first.
+        prepass: None or False; True is refused, there is no pre-pass.
+        retrieve_parent_token: must be None: only linear chains of draft tokens are supported.
+    Returns:
+        o, shaped like v.
+    Raises:
+        TypeError, ValueError: an argument is out of its limits. Nothing was launched or written.
+        NotImplementedError: a token tree or a pre-pass was asked for.
+    """
+    if retrieve_parent_token is not None:
+        raise NotImplementedError("retrieve_parent_token must be None: only linear chains are supported (topk = 1)")
+    if prepass:
+        raise NotImplementedError("prepass=True: there is no pre-pass for verify; pass prepass=None")
+    if o is None:
+        contract.packed("v", v, 3)
+        o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    result = o
+    q, k, v, o = (contract.packed(name, x, 3) for name, x in (("q", q), ("k", k), ("v", v), ("o", o)))
+    a, b = contract.packed("a", a, 2), contract.packed("b", b, 2)
+    options: dict[str, Any] = {
+        "cache_steps": cache_steps,
+        "scale": scale,
+        "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel,
+        "disable_state_update": disable_state_update,
+    }
+    paging = (ssm_states, cache_indices, query_start_loc, o)
+    snapshots = (intermediate_states_buffer, intermediate_state_indices)
+    if fuse_gating:
+        fused_recurrent_gdr_verify_gated_fwd(
+            q, k, v, a, b, A_log, dt_bias, *paging, *snapshots, allow_neg_eigval=allow_neg_eigval, **options
+        )
+    else:
+        contract.check_raw_gates(a, b, A_log, dt_bias, v)
+        g, beta = gdn_sigmoid_gate(A_log, a, dt_bias, b, allow_neg_eigval)
+        fused_recurrent_gdr_verify_fwd(q, k, v, g, beta, *paging, *snapshots, **options)
+    return result
+
+
+def fused_recurrent_gdr_verify_gated_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    ssm_states: Tensor,
+    state_indices: Tensor,
+    cu_seqlens: Tensor,
+    o: Tensor,
+    intermediate_states: Tensor,
+    intermediate_indices: Tensor,
+    *,
+    cache_steps: int | None = None,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = True,
+    disable_state_update: bool = True,
+    allow_neg_eigval: bool = False,
+) -> None:
+    """Verify from raw gates into the caller's buffers; see `recurrent_gated_delta_rule_verify`.
+
+    q, k: [NT, H, K]; v, o: [NT, HV, V]; a, b: [NT, HV]; the rest as there. Allocates nothing, returns nothing.
+    """
+    tensors = (q, k, v, ssm_states, state_indices, cu_seqlens, o, intermediate_states, intermediate_indices)
+    contract.check(*tensors, cache_steps)
+    contract.check_raw_gates(a, b, A_log, dt_bias, v)
+    if _nothing_to_do(q, state_indices, o):
+        return
+    if contract.computes_reference(q):
+        reference.pool.verify_gated_fwd(
+            q, k, v, a, b, A_log, dt_bias, *tensors[3:], allow_neg_eigval=allow_neg_eigval,
+            **_reference_options(q, ssm_states, scale, use_qk_l2norm_in_kernel, disable_state_update),
+        )  # fmt: skip
+        return
+    program = _plan(q, v, ssm_states, a, dt_bias, intermediate_states, cache_steps, use_qk_l2norm_in_kernel,
+                    disable_state_update)  # fmt: skip
+    contract.check_launchable(q, k, v, ssm_states, o, intermediate_states)
+    runtime.launch(
+        program, q, k, v, a, b, A_log, dt_bias, *_paging(*tensors[3:]),
+        _scale(scale, q), 2.0 if allow_neg_eigval else 1.0,
+    )  # fmt: skip
+
+
+def fused_recurrent_gdr_verify_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    ssm_states: Tensor,
+    state_indices: Tensor,
+    cu_seqlens: Tensor,
+    o: Tensor,
+    intermediate_states: Tensor,
+    intermediate_indices: Tensor,
+    *,
+    cache_steps: int | None = None,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = True,
+    disable_state_update: bool = True,
+) -> None:
+    """Verify from g (log decay, <= 0) and beta, both fp32 [NT, HV] (`gdn_sigmoid_gate`), into the caller's buffers.
+
+    Otherwise as `fused_recurrent_gdr_verify_gated_fwd`.
+    """
+    tensors = (q, k, v, ssm_states, state_indices, cu_seqlens, o, intermediate_states, intermediate_indices)
+    contract.check(*tensors, cache_steps)
+    contract.check_activated_gates(g, beta, v)
+    if _nothing_to_do(q, state_indices, o):
+        return
+    if contract.computes_reference(q):
+        options = _reference_options(q, ssm_states, scale, use_qk_l2norm_in_kernel, disable_state_update)
+        reference.pool.verify_fwd(q, k, v, g, beta, *tensors[3:], **options)
+        return
+    program = _plan(q, v, ssm_states, g, None, intermediate_states, cache_steps, use_qk_l2norm_in_kernel,
+                    disable_state_update)  # fmt: skip
+    contract.check_launchable(q, k, v, ssm_states, o, intermediate_states)
+    runtime.launch(program, q, k, v, g, beta, *_paging(*tensors[3:]), _scale(scale, q))
+
+
+def _scale(scale: float | None, q: Tensor) -> float:
+    return float(q.shape[-1] ** -0.5 if scale is None else scale)
+
+
+def _nothing_to_do(q: Tensor, state_indices: Tensor, o: Tensor) -> bool:
+    """No tokens or no requests; without requests the output is still zero."""
+    if q.shape[0] and not state_indices.shape[0]:
+        o.zero_()
+    return not q.shape[0] or not state_indices.shape[0]
+
+
+def _paging(
+    ssm_states: Tensor, state_indices: Tensor, cu_seqlens: Tensor, o: Tensor, states: Tensor, rows: Tensor
+) -> tuple[Tensor, ...]:
+    N = state_indices.shape[0]
+    return ssm_states, state_indices, cu_seqlens, o, states, rows if rows.shape[0] == N else rows[:N]
+
+
+def _reference_options(
+    q: Tensor, ssm_states: Tensor, scale: float | None, l2norm: bool, disable_state_update: bool
+) -> dict[str, Any]:
+    return {
+        "scale": scale,
+        "use_qk_l2norm_in_kernel": l2norm,
+        "commit": not disable_state_update,
+        "dtype": reference.gating.working_dtype(q, ssm_states),
+    }
+
+
+def _plan(
+    q: Tensor,
+    v: Tensor,
+    ssm_states: Tensor,
+    gate: Tensor,
+    dt_bias: Tensor | None,
+    intermediate_states: Tensor,
+    cache_steps: int | None,
+    l2norm: bool,
+    disable_state_update: bool,
+) -> runtime.Program:
+    bound = intermediate_states.shape[1] if cache_steps is None else cache_steps
+    return plan(
+        H=q.shape[1],
+        HV=v.shape[1],
+        K=q.shape[2],
+        V=v.shape[2],
+        pool=_dtype_name(ssm_states),
+        raw_gates=dt_bias is not None,
+        gate_dtype=_dtype_name(gate),
+        bias_dtype=_dtype_name(dt_bias) if dt_bias is not None else "float32",
+        l2norm=l2norm,
+        commit=not disable_state_update,
+        max_tokens=min(bound, q.shape[0]),
+    )
+
+
+def _dtype_name(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")

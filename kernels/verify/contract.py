@@ -1,0 +1,147 @@
+"""What verify accepts. Every check raises before anything is launched or written."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from kernels import checks, runtime
+from kernels.verify.plan import SUPPORTED_K, SUPPORTED_V
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+REFERENCE_FLOATS = (*FLOATS, torch.float64)
+INDEX = (torch.int32,)
+
+
+def computes_reference(x: Tensor) -> bool:
+    """CPU tensors compute the reference, unless a CPU launcher (the emulator) stands in for the GPU."""
+    return x.device.type == "cpu" and runtime.cpu_launcher is None
+
+
+def packed(name: str, x: Tensor, dims: int) -> Tensor:
+    """`x` without the leading batch dimension of size 1 that the public function allows."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is {type(x).__name__}, must be a torch.Tensor")
+    if x.dim() == dims + 1 and x.shape[0] == 1:
+        return x[0]
+    if x.dim() != dims:
+        raise ValueError(
+            f"{name} has shape {tuple(x.shape)}, must have {dims} dimensions, or {dims + 1} with a leading 1; "
+            "pack the tokens of all requests into one dimension"
+        )
+    return x
+
+
+def check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ssm_states: Tensor,
+    state_indices: Tensor,
+    cu_seqlens: Tensor,
+    o: Tensor,
+    intermediate_states: Tensor,
+    intermediate_indices: Tensor,
+    cache_steps: int | None,
+) -> None:
+    """Types, dtypes, shapes and devices of everything but the gates; see `recurrent_gated_delta_rule_verify`."""
+    if not isinstance(q, Tensor) or q.dim() != 3:
+        raise ValueError(f"q has shape {tuple(getattr(q, 'shape', ()))}, must be (NT, H, K)")
+    reference = computes_reference(q)
+    floats = REFERENCE_FLOATS if reference else (torch.bfloat16,)
+    states = REFERENCE_FLOATS if reference else FLOATS
+    (NT, H, K), device = q.shape, q.device
+    checks.tensor("q", q, (None, None, None), floats, device)
+    checks.tensor("k", k, (NT, H, K), floats, device)
+    checks.tensor("v", v, (NT, None, None), floats, device)
+    HV, V = v.shape[1:]
+    if not H or HV % H:
+        raise ValueError(f"v has {HV} heads and q, k have {H}; HV must be a multiple of H")
+    checks.tensor("o", o, (NT, HV, V), floats, device)
+    checks.tensor("ssm_states", ssm_states, (None, HV, V, K), states, device)
+    checks.tensor("state_indices", state_indices, (None,), INDEX, device)
+    N = state_indices.shape[0]
+    checks.tensor("cu_seqlens", cu_seqlens, (N + 1,), INDEX, device)
+    checks.tensor("intermediate_states", intermediate_states, (None, None, HV, V, K), (ssm_states.dtype,), device)
+    checks.tensor("intermediate_indices", intermediate_indices, (None,), INDEX, device, least=(N,))
+    for name, x in (
+        ("state_indices", state_indices),
+        ("cu_seqlens", cu_seqlens),
+        ("intermediate_indices", intermediate_indices),
+    ):
+        checks.inner_contiguous(name, x, 1)
+    _check_steps(NT, N, intermediate_states.shape[1], cache_steps)
+    if device.type == "cpu":
+        _check_cu_seqlens(cu_seqlens, NT, intermediate_states.shape[1] if cache_steps is None else cache_steps)
+
+
+def _check_steps(NT: int, N: int, D: int, cache_steps: int | None) -> None:
+    if cache_steps is not None and not 0 <= cache_steps <= D:
+        raise ValueError(
+            f"cache_steps is {cache_steps}, must be between 0 and the {D} steps of intermediate_states; "
+            "allocate a larger buffer or pass cache_steps=None"
+        )
+    bound = D if cache_steps is None else cache_steps
+    if N and N * bound < NT:
+        raise ValueError(
+            f"{NT} tokens in {N} requests do not fit {bound} steps each: intermediate_states needs at least "
+            f"{-(-NT // N)} steps in dimension 1"
+        )
+
+
+def _check_cu_seqlens(cu_seqlens: Tensor, NT: int, bound: int) -> None:
+    """On the host the values can be checked for nothing; on a device that would be a synchronisation."""
+    starts = cu_seqlens.tolist()
+    lengths = [end - start for start, end in itertools.pairwise(starts)]
+    if starts[0] != 0 or starts[-1] > NT or min(lengths, default=0) < 0:
+        raise ValueError(f"cu_seqlens is {starts}, must start at 0, never decrease and end at most at {NT}")
+    if max(lengths, default=0) > bound:
+        raise ValueError(
+            f"a request has {max(lengths)} tokens, intermediate_states keeps {bound} steps; allocate at least "
+            f"{max(lengths)} in dimension 1"
+        )
+
+
+def check_raw_gates(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, v: Tensor) -> None:
+    """a, b: [NT, HV]; A_log, dt_bias: [HV]."""
+    reference = computes_reference(v)
+    floats = REFERENCE_FLOATS if reference else FLOATS
+    NT, HV = v.shape[:2]
+    checks.tensor("a", a, (NT, HV), floats, v.device)
+    checks.tensor("b", b, (NT, HV), floats if reference else (a.dtype,), v.device)
+    checks.tensor("A_log", A_log, (HV,), floats if reference else (torch.float32,), v.device)
+    checks.tensor("dt_bias", dt_bias, (HV,), floats, v.device)
+    checks.inner_contiguous("A_log", A_log, 1)
+    checks.inner_contiguous("dt_bias", dt_bias, 1)
+
+
+def check_activated_gates(g: Tensor, beta: Tensor, v: Tensor) -> None:
+    """g, beta: fp32 [NT, HV]."""
+    floats = REFERENCE_FLOATS if computes_reference(v) else (torch.float32,)
+    checks.tensor("g", g, v.shape[:2], floats, v.device)
+    checks.tensor("beta", beta, v.shape[:2], floats, v.device)
+
+
+def check_launchable(
+    q: Tensor, k: Tensor, v: Tensor, ssm_states: Tensor, o: Tensor, intermediate_states: Tensor
+) -> None:
+    """What the SM90 programs need beyond the contract: state shapes they are built for, and 16-byte accesses."""
+    if q.device.type not in ("cuda", "cpu"):
+        raise ValueError(f"q is on {q.device}, must be on a CUDA device or on the CPU")
+    if q.device.type == "cuda" and runtime.capability(q.device) != (9, 0):
+        major, minor = runtime.capability(q.device)
+        raise ValueError(f"{q.device} has compute capability {major}.{minor}, the programs need 9.0 (Hopper)")
+    K, V = q.shape[2], v.shape[2]
+    if K not in SUPPORTED_K:
+        raise ValueError(f"K is {K}, must be one of {SUPPORTED_K} on a GPU; CPU tensors take any K")
+    if V not in SUPPORTED_V:
+        raise ValueError(f"V is {V}, must be one of {SUPPORTED_V} on a GPU; CPU tensors take any V")
+    for name, x in (("q", q), ("k", k), ("v", v), ("o", o)):
+        checks.inner_contiguous(name, x, 2)
+        checks.pitches(name, x, 1)
+    checks.inner_contiguous("ssm_states", ssm_states, 3)
+    checks.pitches("ssm_states", ssm_states, 1)
+    checks.inner_contiguous("intermediate_states", intermediate_states, 3)
+    checks.pitches("intermediate_states", intermediate_states, 2)

@@ -1,0 +1,129 @@
+"""Sessions: one shared environment, one session per gate, the whole suite, lint and the site.
+
+    nox -s gate0 gate1 verify          the main job; add `-- --record` to write specs/results/
+    nox -s tests                       the whole suite
+    nox -s lint | docs                 style and types | the rendered design and results
+    nox -t gates                       all gates in order
+    nox --no-venv -s ...               use the running interpreter's packages as they are
+
+On a machine with an NVIDIA driver and a torch of its own, the environment builds on that torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+CONSTRAINTS = ROOT / "constraints.txt"
+OWN_TORCH = shutil.which("nvidia-smi") is not None and importlib.util.find_spec("torch") is not None
+
+PACKAGES = (
+    *("tilelang", "apache-tvm-ffi", "numpy", "packaging"),
+    *("pytest", "pytest-xdist", "pytest-benchmark", "hypothesis", "mpmath", "pyyaml", "tqdm"),
+    *("transformers", "safetensors", "einops"),
+    *("mkdocs", "mkdocs-material"),
+    *("ruff", "mypy", "types-PyYAML"),
+    *("build", "hatchling"),
+    *("nvidia-cuda-nvdisasm", "nvidia-cuda-cuobjdump"),
+)
+#: without their own requirements: only single files of theirs are used
+BARE_PACKAGES = ("fla-core",)
+#: the CUDA compiler, where no nvcc is on the PATH
+NVCC_PACKAGES = (
+    *("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl", "nvidia-cuda-runtime"),
+)
+
+nox.needs_version = ">=2024.10.9"
+nox.options.sessions = ["gate0", "gate1", "verify"]
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_existing_virtualenvs = True
+
+def shared_session(*tags: str):  # type: ignore[no-untyped-def]
+    """A session in the one shared environment."""
+    return nox.session(
+        venv_location=str(ROOT / ".nox" / "env"),
+        venv_params=["--system-site-packages"] if OWN_TORCH else [],
+        reuse_venv=True,
+        tags=list(tags),
+    )
+
+
+def provision(session: nox.Session) -> None:
+    """Install what the constraints file pins, once per content of that file; afterwards no network is needed."""
+    if session.virtualenv.venv_backend == "none":
+        return
+    packages = PACKAGES if shutil.which("nvcc") else PACKAGES + NVCC_PACKAGES
+    recipe = CONSTRAINTS.read_text() + repr((packages, BARE_PACKAGES, OWN_TORCH, sys.version))
+    digest = hashlib.sha256(recipe.encode()).hexdigest()
+    stamp = Path(session.virtualenv.location) / "hopper-gdn.stamp"
+    if stamp.exists() and stamp.read_text() == digest:
+        return
+    pins = Path(session.create_tmp()) / "constraints.txt"
+    lines = CONSTRAINTS.read_text().splitlines()
+    pins.write_text("\n".join(line for line in lines if not (OWN_TORCH and line.startswith("torch=="))))
+    if not OWN_TORCH:
+        session.install("torch", "--constraint", str(pins))
+    session.install(*packages, "--constraint", str(pins))
+    session.install("--no-deps", *BARE_PACKAGES, "--constraint", str(pins))
+    stamp.write_text(digest)
+
+
+def run_pytest(session: nox.Session, *args: str) -> None:
+    provision(session)
+    workers = str(min(os.cpu_count() or 1, 8))
+    session.run("python", "-m", "pytest", "-n", workers, *args, *session.posargs)
+
+
+@shared_session()
+def env(session: nox.Session) -> None:
+    """Create or refresh the shared environment."""
+    provision(session)
+
+
+@shared_session("gates")
+def gate0(session: nox.Session) -> None:
+    """The primitives: instructions, registers, spills, values; the emulator's own proof."""
+    run_pytest(session, "--gate", "0")
+
+
+@shared_session("gates")
+def gate1(session: nox.Session) -> None:
+    """The references: recurrence = chunk form = independent implementations; mutants are caught."""
+    run_pytest(session, "--gate", "1")
+
+
+@shared_session("gates")
+def verify(session: nox.Session) -> None:
+    """Gate 3: the verify programs against the reference, on the emulator or the GPU."""
+    run_pytest(session, "--gate", "3")
+
+
+@shared_session()
+def tests(session: nox.Session) -> None:
+    """The whole suite, all gates included."""
+    run_pytest(session)
+
+
+@shared_session()
+def lint(session: nox.Session) -> None:
+    """Formatting, style and types."""
+    provision(session)
+    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".")
+    session.run("mypy")
+
+
+@shared_session()
+def docs(session: nox.Session) -> None:
+    """The rendered design and results in .site/, with the outcomes of the last local gate run beside the records."""
+    provision(session)
+    session.run("python", "-m", "tests.sources")
+    session.run("mkdocs", "build", "--strict", *session.posargs)
+    session.log(f"open {ROOT / '.site' / 'index.html'}")

@@ -1,0 +1,189 @@
+"""Verify, decode and commit on a paged pool of states: what is read, what is stored, what stays untouched.
+
+Shapes used throughout: NT packed tokens of N requests; pool `ssm_states` [slots, HV, V, K] and snapshots
+`intermediate_states` [rows, D, HV, V, K], any strides and float dtype; q, k [NT, H, K]; v, o [NT, HV, V];
+a, b, g, beta [NT, HV]; `state_indices` int32 [N], a negative index marks a padded request; `cu_seqlens` int32
+[N + 1].
+
+Arithmetic, the carried state and the gates are in `dtype` from the first token of a call to the last. Only
+what is stored (o, snapshots, pool slots) is rounded to the buffer's own dtype, so fp64 buffers with
+dtype=torch.float64 show the unrounded result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from reference.gating import gates as raw_gates
+from reference.recurrence import Recurrence, recurrent
+
+Gates = Callable[[Tensor, Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
+
+
+def verify_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    ssm_states: Tensor,
+    state_indices: Tensor,
+    cu_seqlens: Tensor,
+    o: Tensor,
+    intermediate_states: Tensor | None = None,
+    intermediate_indices: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = True,
+    commit: bool = False,
+    dtype: torch.dtype = torch.float32,
+    recurrence: Recurrence = recurrent,
+) -> None:
+    """Run every request's tokens from its pool slot; write `o` and, where given, the snapshots.
+
+    - Request n's tokens are cu_seqlens[n] .. cu_seqlens[n + 1]; with none, nothing of n is read or stored.
+    - o is written whole: zero for padded requests (whatever their inputs hold) and beyond cu_seqlens[-1].
+    - The state after token t goes to intermediate_states[intermediate_indices[n], t] if t < D. No other row
+      or step is touched. The index may be longer than N; None is 0, 1, ...; a negative one stores nothing.
+    - Without `commit` the pool is not written. With it, the last state goes to the request's slot.
+    - Every request reads the pool as it was at entry; of several that commit to one slot the last wins.
+    """
+    rows = range(len(state_indices)) if intermediate_indices is None else intermediate_indices.tolist()
+    starts = cu_seqlens.tolist()
+    committed: list[tuple[int, Tensor]] = []
+    q, k, v, g, beta = (x.to(dtype) for x in (q, k, v, g, beta))
+    o.zero_()
+    for n, slot in enumerate(state_indices.tolist()):
+        tokens = slice(starts[n], starts[n + 1])
+        length = tokens.stop - tokens.start
+        if slot < 0 or length == 0:
+            continue
+        out, states = recurrence(
+            q[tokens],
+            k[tokens],
+            v[tokens],
+            g[tokens],
+            beta[tokens],
+            ssm_states[slot].to(dtype),
+            scale=scale,
+            use_qk_l2norm=use_qk_l2norm_in_kernel,
+        )
+        o[tokens] = out.to(o.dtype)
+        if intermediate_states is not None and rows[n] >= 0:
+            steps = min(length, intermediate_states.shape[1])
+            intermediate_states[rows[n], :steps] = states[:steps].to(intermediate_states.dtype)
+        if commit:
+            committed.append((slot, states[-1]))
+    for slot, state in committed:
+        ssm_states[slot] = state.to(ssm_states.dtype)
+
+
+def verify_gated_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    ssm_states: Tensor,
+    state_indices: Tensor,
+    cu_seqlens: Tensor,
+    o: Tensor,
+    intermediate_states: Tensor | None = None,
+    intermediate_indices: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = True,
+    allow_neg_eigval: bool = False,
+    commit: bool = False,
+    dtype: torch.dtype = torch.float32,
+    recurrence: Recurrence = recurrent,
+    gates: Gates = raw_gates,
+) -> None:
+    """`verify_fwd` from the raw gates a, b [NT, HV] with A_log, dt_bias [HV]; see gating.gates."""
+    g, beta = gates(A_log.to(dtype), a.to(dtype), dt_bias.to(dtype), b.to(dtype), allow_neg_eigval)
+    verify_fwd(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        ssm_states,
+        state_indices,
+        cu_seqlens,
+        o,
+        intermediate_states,
+        intermediate_indices,
+        scale=scale,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        commit=commit,
+        dtype=dtype,
+        recurrence=recurrence,
+    )
+
+
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    ssm_states: Tensor,
+    read_indices: Tensor,
+    o: Tensor,
+    write_indices: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = True,
+    allow_neg_eigval: bool = False,
+    dtype: torch.dtype = torch.float32,
+    recurrence: Recurrence = recurrent,
+    gates: Gates = raw_gates,
+) -> None:
+    """One token per request: q, k [N, H, K], v, o [N, HV, V], a, b [N, HV], indices int32 [N].
+
+    The state is read from read_indices[n] and written to write_indices[n] (None: the same slot; negative: not
+    written). A negative read index is a padded request: output zero, nothing written. All reads precede all
+    writes; of several writes to one slot the last wins.
+    """
+    N = len(read_indices)
+    after = ssm_states.new_empty(N, 1, *ssm_states.shape[1:])
+    verify_gated_fwd(
+        q,
+        k,
+        v,
+        a,
+        b,
+        A_log,
+        dt_bias,
+        ssm_states,
+        read_indices,
+        torch.arange(N + 1, dtype=torch.int32),
+        o,
+        after,
+        scale=scale,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        allow_neg_eigval=allow_neg_eigval,
+        dtype=dtype,
+        recurrence=recurrence,
+        gates=gates,
+    )
+    steps = torch.where(read_indices < 0, -1, 0)
+    commit(ssm_states, read_indices if write_indices is None else write_indices, after, torch.arange(N), steps)
+
+
+def commit(dst_pool: Tensor, dst_indices: Tensor, intermediate_states: Tensor, rows: Tensor, steps: Tensor) -> None:
+    """dst_pool[dst_indices[n]] = intermediate_states[rows[n], steps[n]]; a negative step or slot is skipped.
+
+    Args:
+        dst_indices, rows, steps: integers [N]; steps[n] is the number of accepted tokens minus one.
+    """
+    for slot, row, step in zip(dst_indices.tolist(), rows.tolist(), steps.tolist(), strict=True):
+        if slot >= 0 and step >= 0:
+            dst_pool[slot] = intermediate_states[row, step].to(dst_pool.dtype)

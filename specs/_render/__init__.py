@@ -1,0 +1,1 @@
+"""What the mkdocs hook is made of: read the records, judge their freshness, write HTML."""

@@ -1,0 +1,47 @@
+"""A dropped barrier and a write conflict between blocks are reported as data races."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.runtime import Program, lower
+from tests.emulator import sanitize
+from tests.emulator.programs import blocks, gemm, reductions, staged
+from tests.emulator.programs.edit import replace
+
+pytestmark = pytest.mark.criterion("0.21")
+
+DROP_BARRIER = replace(r"__syncthreads\(\);", ";")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["stores", "cp.async"])
+def test_dropped_barrier_between_stores_and_loads(asynchronous: bool) -> None:
+    lowered = lower(Program(staged.__name__, staged.Config(asynchronous=asynchronous)))
+    args = [torch.randn(1, 16, 128).bfloat16(), torch.zeros(1, 16, 128)]
+    report = sanitize.run(lowered, args, "thread", patch=DROP_BARRIER)
+    assert any("data race" in f and "kernel.cu" in f for f in report.findings), report.text
+
+
+@pytest.mark.parametrize("config", [gemm.Config(64, 32, 128), gemm.Config(32, 32, 128)], ids=["wgmma", "ldmatrix"])
+def test_dropped_barrier_before_a_tensor_core_read(config: gemm.Config) -> None:
+    """The reads that the tensor cores make count as the program's reads."""
+    lowered = lower(Program(gemm.__name__, config))
+    args = [torch.ones(config.M, config.K).bfloat16(), torch.ones(config.N, config.K).bfloat16()]
+    report = sanitize.run(lowered, [*args, torch.zeros(config.M, config.N)], "thread", patch=DROP_BARRIER)
+    assert any("data race" in f for f in report.findings), report.text
+
+
+def test_dropped_barrier_after_a_scan() -> None:
+    """A shuffle orders the lanes of a warp in time but is no memory barrier."""
+    lowered = lower(Program(reductions.__name__, reductions.Config()))
+    args = [torch.zeros(8, 128), torch.zeros(8), torch.zeros(1), torch.zeros(8, 128)]
+    patch = replace(r"(CumSum2D.*\n\s*)__syncthreads\(\);", r"\1")
+    report = sanitize.run(lowered, args, "thread", patch=patch)
+    assert any("data race" in f for f in report.findings), report.text
+
+
+def test_two_blocks_write_one_output() -> None:
+    lowered = lower(Program(blocks.__name__, blocks.Config(conflict=True)))
+    report = sanitize.run(lowered, [torch.zeros(4, 32, dtype=torch.int32)], "thread")
+    assert any("data race" in f and "kernel.cu" in f for f in report.findings), report.text

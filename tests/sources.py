@@ -1,0 +1,64 @@
+"""What this checkout generates for every program that a record names: `python -m tests.sources`.
+
+Writes .gates/sources.json, {label: sha256 of the generated CUDA, or "" where the program no longer builds}. The site
+shows a recorded outcome whose hash differs as stale.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDS = ROOT / "specs" / "results"
+CACHE = ROOT / ".gates" / "sources.json"
+#: whatever can change a generated source
+INPUTS = ("kernels", "probes", "tests/emulator/programs")
+
+
+def recorded_labels(folder: Path) -> set[str]:
+    return {label for path in folder.glob("gate*.json") for label in json.loads(path.read_text())["sources"]}
+
+
+def input_digest() -> str:
+    """Hash of every Python file a program is built from and of the compiler's version."""
+    digest = hashlib.sha256(importlib.metadata.version("tilelang").encode())
+    for path in sorted(path for folder in INPUTS for path in (ROOT / folder).rglob("*.py")):
+        digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def generate(labels: Iterable[str]) -> dict[str, str]:
+    """label -> sha256 of the CUDA that this checkout generates."""
+    from tqdm import tqdm
+
+    from kernels import runtime
+
+    hashes = {}
+    for label in tqdm(sorted(labels), desc="generating sources", unit="program"):
+        try:
+            hashes[label] = runtime.lower(runtime.Program.from_label(label)).sha256
+        except Exception as error:
+            print(f"{label}: {type(error).__name__}: {error}", file=sys.stderr)
+            hashes[label] = ""
+    return hashes
+
+
+def main() -> None:
+    digest_file = CACHE.with_suffix(".inputs")
+    known: dict[str, str] = {}
+    if CACHE.exists() and digest_file.exists() and digest_file.read_text() == input_digest():
+        known = json.loads(CACHE.read_text())
+    labels = recorded_labels(RECORDS) | recorded_labels(CACHE.parent)
+    known.update(generate(labels - set(known)))
+    CACHE.parent.mkdir(exist_ok=True)
+    CACHE.write_text(json.dumps({label: known[label] for label in sorted(labels)}, indent=1) + "\n")
+    digest_file.write_text(input_digest())
+
+
+if __name__ == "__main__":
+    main()
