@@ -1,8 +1,8 @@
 """Does one register tile S[v, k] read and write both state layouts, K-major [K, V] and V-major [V, K]?
 
 Pools are V-major; transformers' states and the decode entry point are K-major. The tile must come from one and go to
-the other by index alone, exactly, for K != V (a square state hides a transposed store), without a spill, and the
-V-major side must move 16 bytes per thread and access.
+the other by index alone, exactly, for K != V (a square state hides a transposed store), and without a spill. A tile has
+one thread layout: whichever side it suits moves 16 bytes per access, the other one element.
 """
 
 # mypy: disable-error-code="no-untyped-def, valid-type"

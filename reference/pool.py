@@ -2,8 +2,9 @@
 
 Shapes used throughout: NT packed tokens of N requests; pool `ssm_states` [slots, HV, V, K] and snapshots
 `intermediate_states` [rows, D, HV, V, K], any strides and float dtype; q, k [NT, H, K]; v, o [NT, HV, V];
-a, b, g, beta [NT, HV]; `state_indices` int32 [N], a negative index marks a padded request; `cu_seqlens` int32
-[N + 1].
+a, b, g, beta [NT, HV]; `state_indices` int32 [N], `cu_seqlens` int32 [N + 1].
+
+An index outside its buffer, in practice -1, marks padding: nothing is read or stored through it.
 
 Arithmetic, the carried state and the gates are in `dtype` from the first token of a call to the last. Only
 what is stored (o, snapshots, pool slots) is rounded to the buffer's own dtype, so fp64 buffers with
@@ -47,7 +48,7 @@ def verify_fwd(
     - Request n's tokens are cu_seqlens[n] .. cu_seqlens[n + 1]; with none, nothing of n is read or stored.
     - o is written whole: zero for padded requests (whatever their inputs hold) and beyond cu_seqlens[-1].
     - The state after token t goes to intermediate_states[intermediate_indices[n], t] if t < D. No other row
-      or step is touched. The index may be longer than N; None is 0, 1, ...; a negative one stores nothing.
+      or step is touched. The index may be longer than N; None is 0, 1, ...
     - Without `commit` the pool is not written. With it, the last state goes to the request's slot.
     - Every request reads the pool as it was at entry; of several that commit to one slot the last wins.
     """
@@ -59,7 +60,7 @@ def verify_fwd(
     for n, slot in enumerate(state_indices.tolist()):
         tokens = slice(starts[n], starts[n + 1])
         length = tokens.stop - tokens.start
-        if slot < 0 or length == 0:
+        if not 0 <= slot < len(ssm_states) or length == 0:
             continue
         out, states = recurrence(
             q[tokens],
@@ -72,7 +73,7 @@ def verify_fwd(
             use_qk_l2norm=use_qk_l2norm_in_kernel,
         )
         o[tokens] = out.to(o.dtype)
-        if intermediate_states is not None and rows[n] >= 0:
+        if intermediate_states is not None and 0 <= rows[n] < len(intermediate_states):
             steps = min(length, intermediate_states.shape[1])
             intermediate_states[rows[n], :steps] = states[:steps].to(intermediate_states.dtype)
         if commit:
@@ -148,8 +149,8 @@ def decode(
 ) -> None:
     """One token per request: q, k [N, H, K], v, o [N, HV, V], a, b [N, HV], indices int32 [N].
 
-    The state is read from read_indices[n] and written to write_indices[n] (None: the same slot; negative: not
-    written). A negative read index is a padded request: output zero, nothing written. All reads precede all
+    The state is read from read_indices[n] and written to write_indices[n] (None: the same slot; padding: not
+    written). Where the read index is padding, the output is zero and nothing is written. All reads precede all
     writes; of several writes to one slot the last wins.
     """
     N = len(read_indices)
@@ -174,16 +175,16 @@ def decode(
         recurrence=recurrence,
         gates=gates,
     )
-    steps = torch.where(read_indices < 0, -1, 0)
+    steps = torch.where((read_indices < 0) | (read_indices >= len(ssm_states)), -1, 0)
     commit(ssm_states, read_indices if write_indices is None else write_indices, after, torch.arange(N), steps)
 
 
 def commit(dst_pool: Tensor, dst_indices: Tensor, intermediate_states: Tensor, rows: Tensor, steps: Tensor) -> None:
-    """dst_pool[dst_indices[n]] = intermediate_states[rows[n], steps[n]]; a negative step or slot is skipped.
+    """dst_pool[dst_indices[n]] = intermediate_states[rows[n], steps[n]]; a negative step is skipped, and so is padding.
 
     Args:
         dst_indices, rows, steps: integers [N]; steps[n] is the number of accepted tokens minus one.
     """
     for slot, row, step in zip(dst_indices.tolist(), rows.tolist(), steps.tolist(), strict=True):
-        if slot >= 0 and step >= 0:
+        if step >= 0 and 0 <= slot < len(dst_pool) and 0 <= row < len(intermediate_states):
             dst_pool[slot] = intermediate_states[row, step].to(dst_pool.dtype)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
 
 from kernels import runtime
 from tests import machine as machine_facts
+from tests.launch import emulate
 
 pytest_plugins = ["tests.gate_engine"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    runtime.lowered_cache = config.rootpath / ".cache" / "lowered"
     if hasattr(config, "workerinput"):
         torch.set_num_threads(1)  # one core per worker
 
@@ -29,13 +30,6 @@ def machine() -> str:
 def device(machine: str) -> torch.device:
     """Where `launch` and the public API expect their tensors."""
     return torch.device("cuda" if machine == "sm90" else "cpu")
-
-
-def emulate(program: runtime.Program, *args: Any) -> None:
-    """Execute the generated SM90 CUDA of `program` on CPU tensors."""
-    from tests.emulator import load
-
-    load(runtime.lower(program))(*args)
 
 
 @pytest.fixture

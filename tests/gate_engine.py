@@ -52,7 +52,7 @@ class Evidence:
 
     def _check(self, name: str, value: Any, relation: str, limit: Any, unit: str) -> None:
         self.items.append({"name": name, "value": value, "limit": limit, "unit": unit, "relation": relation})
-        assert RELATIONS[relation](value, limit), f"{name} = {value} {unit}, required {relation} {limit}"
+        assert RELATIONS[relation](value, limit), f"{name} = {value}{unit and f' {unit}'}, required {relation} {limit}"
 
     def at_most(self, name: str, value: float, limit: float, unit: str = "") -> None:
         self._check(name, value, "<=", limit, unit)
@@ -121,13 +121,13 @@ class GateRun:
         items[:] = chosen
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        properties = dict(report.user_properties)
-        for id_ in properties.get("criteria", ()):  # type: ignore[union-attr]
+        properties: dict[str, Any] = dict(report.user_properties)
+        for id_ in properties.get("criteria", ()):
             seen = self.outcomes.setdefault(id_, {})
             if report.when == "call" or report.outcome != "passed":
                 seen[report.nodeid] = "skipped" if hasattr(report, "wasxfail") else report.outcome
             if report.when == "teardown":
-                for item in properties.get("evidence", ()):  # type: ignore[union-attr]
+                for item in properties.get("evidence", ()):
                     self.add_evidence(id_, item)
 
     def add_evidence(self, criterion: str, item: dict[str, Any]) -> None:

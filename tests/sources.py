@@ -38,6 +38,7 @@ def generate(labels: Iterable[str]) -> dict[str, str]:
 
     from kernels import runtime
 
+    runtime.lowered_cache = ROOT / ".cache" / "lowered"
     hashes = {}
     for label in tqdm(sorted(labels), desc="generating sources", unit="program"):
         try:

@@ -41,6 +41,6 @@ def load_real_inputs() -> list[RealInput]:
 
 def _load(path: Path) -> RealInput:
     with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
         facts = json.loads(file.metadata()["facts"])
     return RealInput(name=path.stem, facts=facts, **tensors)

@@ -14,7 +14,7 @@ import torch
 
 from kernels.runtime import Lowered
 from tests.emulator.arguments import Signature
-from tests.emulator.build import build
+from tests.emulator.build import compile_kernel
 from tests.emulator.errors import EmulatorError
 from tests.emulator.source import signature
 
@@ -30,7 +30,7 @@ class EmulatedKernel:
     def __init__(self, lowered: Lowered, patch: Patch | None = None) -> None:
         source = lowered.source if patch is None else patch(lowered.source)
         self.signature = Signature(lowered.prim_func, signature(source, lowered.entry), lowered.extents)
-        self.library = build(source, lowered.entry)
+        self.library = compile_kernel(source, lowered.entry)
         self._launch = ctypes.CDLL(str(self.library)).emu_launch
         self._launch.restype = ctypes.c_char_p
 

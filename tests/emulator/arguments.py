@@ -125,7 +125,8 @@ class Signature:
         if missing:
             raise EmulatorError(f"nothing gives {', '.join(missing)} a value")
         return Launch(
-            self._grid(symbols), tuple((None if k.pointer else SCALARS[k.ctype], values[k.name]) for k in self.kernel_parameters)
+            self._grid(symbols),
+            tuple((None if k.pointer else SCALARS[k.ctype], values[k.name]) for k in self.kernel_parameters),
         )
 
     def _grid(self, symbols: Mapping[str, int]) -> tuple[int, ...]:

@@ -38,15 +38,14 @@ class Flavour:
         return self.name != "plain"
 
 
+# -O1: -O2 runs a verify kernel in 15 instead of 20 ms, but compiles it in 0.5 instead of 0.35 s; the runtime with the
+# tensor cores is always -O3
 PLAIN = Flavour("plain", ("-O1", "-w"))
 THREAD = Flavour("thread", ("-O1", "-g1", "-w", "-fsanitize=thread"), ("-DEMU_TSAN",))
-ADDRESS = Flavour(
-    "address", ("-O1", "-g1", "-w", "-fsanitize=address", "-fsanitize-recover=address"), ("-DEMU_ASAN",)
-)
+ADDRESS = Flavour("address", ("-O1", "-g1", "-w", "-fsanitize=address", "-fsanitize-recover=address"), ("-DEMU_ASAN",))
 UNDEFINED = Flavour(
     "undefined",
     ("-O1", "-g1", "-w", "-fsanitize=alignment,bounds,signed-integer-overflow,shift,integer-divide-by-zero"),
-    ("-DEMU_UBSAN",),
 )
 
 
@@ -74,15 +73,18 @@ def _key(*parts: object) -> str:
 
 def _compile(arguments: list[str], directory: Path) -> None:
     path, _ = compiler()
-    result = subprocess.run([path, *arguments], cwd=directory, capture_output=True, text=True)
+    plain_text = {**os.environ, "LC_ALL": "C"}
+    result = subprocess.run([path, *arguments], cwd=directory, env=plain_text, capture_output=True, text=True)
     if result.returncode:
-        missing = re.search(r"error: [‘'](\w+)[’'] (?:is not a member of [‘']tl[’']|was not declared)", result.stderr)
+        missing = re.search(r"error: '(\w+)' (?:is not a member of 'tl'|was not declared)", result.stderr)
         if missing:
-            raise EmulatorError(f"the generated source uses {missing[1]}, which is not emulated\n{result.stderr[:2000]}")
+            raise EmulatorError(
+                f"the generated source uses {missing[1]}, which is not emulated\n{result.stderr[:2000]}"
+            )
         raise EmulatorError(f"g++ rejects the generated source\n{result.stderr[:3000]}")
 
 
-def _once(key: str, fill: Callable[[Path], None]) -> Path:
+def once(key: str, fill: Callable[[Path], None]) -> Path:
     """The directory `key` of the cache, made by `fill` if absent; processes may race, the first rename wins."""
     target = CACHE / key
     if target.is_dir():
@@ -111,23 +113,23 @@ def runtime(flavour: Flavour) -> Path:
         header = [*_COMMON, *_SEMANTICS, *flavour.defines, *flavour.kernel_flags, "-x", "c++-header"]
         _compile([*header, str(CUDA / "emu.h"), "-o", "emu.h.gch"], directory)
 
-    return _once(f"runtime-{flavour.name}-{_key(_COMMON, _SEMANTICS, flavour)}", fill)
+    return once(f"runtime-{flavour.name}-{_key(_COMMON, _SEMANTICS, flavour)}", fill)
 
 
-def build(source: str, entry: str, flavour: Flavour = PLAIN) -> Path:
+def compile_kernel(source: str, entry: str, flavour: Flavour = PLAIN) -> Path:
     """Compile generated CUDA; returns the shared library (plain) or the program (sanitized)."""
     product = "program" if flavour.sanitized else "kernel.so"
+    translated = translate(source, entry)
 
     def fill(directory: Path) -> None:
-        (directory / "kernel.cpp").write_text(translate(source, entry))
+        (directory / "kernel.cpp").write_text(translated)
         (directory / "kernel.cu").write_text(source)
         objects = runtime(flavour)
-        search = [f"-I{objects}", f"-I{CUDA}"]
         flags = [*_COMMON, *_SEMANTICS, *flavour.defines, *flavour.kernel_flags]
-        _compile([*flags, *search, "-c", "kernel.cpp", "-o", "kernel.o"], directory)
+        _compile([*flags, f"-I{objects}", f"-I{CUDA}", "-c", "kernel.cpp", "-o", "kernel.o"], directory)
         link = [] if flavour.sanitized else ["-shared"]
         parts = sorted(str(p) for p in objects.glob("*.o"))
         _compile([*flags, *link, "kernel.o", *parts, "-o", product], directory)
         (directory / "kernel.o").unlink()
 
-    return _once(f"{flavour.name}-{_key(_COMMON, _SEMANTICS, flavour, source, entry)}", fill) / product
+    return once(f"{flavour.name}-{_key(_COMMON, _SEMANTICS, flavour, translated)}", fill) / product

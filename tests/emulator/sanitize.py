@@ -21,7 +21,7 @@ import torch
 
 from kernels.runtime import Lowered
 from tests.emulator.arguments import Launch, Signature
-from tests.emulator.build import ADDRESS, THREAD, UNDEFINED, Flavour, build
+from tests.emulator.build import ADDRESS, THREAD, UNDEFINED, Flavour, compile_kernel
 from tests.emulator.errors import EmulatorError
 from tests.emulator.source import signature
 
@@ -33,7 +33,9 @@ _OPTIONS = {
     "ASAN_OPTIONS": "halt_on_error=0 detect_leaks=0 detect_stack_use_after_return=0 exitcode=0",
     "UBSAN_OPTIONS": "halt_on_error=0",
 }
-_FINDING = re.compile(r"SUMMARY: \w+Sanitizer: (.*)|(kernel\.cu:\d+:\d+: runtime error: .*)")
+_REPORTED = re.compile(r"(?:WARNING: Thread|ERROR: Address)Sanitizer: ([\w -]+?)(?= \(| on |$)", re.MULTILINE)
+_RUNTIME_ERROR = re.compile(r"(\w+\.(?:cu|h):\d+):\d+: runtime error: (.*)")
+_LINE = re.compile(r"kernel\.cu:\d+")
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Report:
     sanitizer: Sanitizer
     findings: list[str]  # one line each with kernel.cu:<line of the generated source>, without repetitions
     text: str  # everything the program printed
-    outputs: list[Any]  # the arguments after the run (tensors are copies, the caller's are untouched)
+    outputs: list[Any]  # the arguments after the run (copies of the tensors); empty if the program did not survive it
     error: str | None  # the emulator's own message, if the launch ended with one
 
 
@@ -62,18 +64,29 @@ def run(
     """
     source = lowered.source if patch is None else patch(lowered.source)
     launch = Signature(lowered.prim_func, signature(source, lowered.entry), lowered.extents).bind(args)
-    program = build(source, lowered.entry, _FLAVOURS[sanitizer])
+    program = compile_kernel(source, lowered.entry, _FLAVOURS[sanitizer])
     with tempfile.TemporaryDirectory() as scratch:
         call, result = Path(scratch, "call"), Path(scratch, "result")
         storages = _storages(args)
         _write_call(call, launch, storages)
         text = _execute([str(program), str(call), str(result)], timeout)
-        if not result.exists():
+        findings = _findings(text)
+        if not result.exists() and not findings:
             raise EmulatorError(f"the sanitized program ended early\n{text[-3000:]}")
-        outputs = _read_result(result, args, storages)
-    found = (re.sub(r"\S*/(?=kernel\.cu)", "", m[1] or m[2]) for m in _FINDING.finditer(text))
+        outputs = _read_result(result, args, storages) if result.exists() else []
     error = re.search(r"^EMULATOR: (.*)$", text, re.MULTILINE)
-    return Report(sanitizer, list(dict.fromkeys(found)), text, outputs, error[1] if error else None)
+    return Report(sanitizer, findings, text, outputs, error[1] if error else None)
+
+
+def _findings(text: str) -> list[str]:
+    found = [f"{m[2]} at {m[1]}" for m in _RUNTIME_ERROR.finditer(text)]
+    reports = list(_REPORTED.finditer(text))
+    ends = [*(m.start() for m in reports[1:]), len(text)]
+    for report, end in zip(reports, ends, strict=False):
+        # the stacks of one report: the access, then (for a race) the access it conflicts with
+        lines = list(dict.fromkeys(_LINE.findall(text, report.end(), end)))
+        found.append(" ".join([report[1], "at", *lines[:2]] if lines else [report[1]]))
+    return list(dict.fromkeys(found))
 
 
 def _execute(command: list[str], timeout: float) -> str:
@@ -98,7 +111,7 @@ def _storages(args: Sequence[Any]) -> dict[int, torch.UntypedStorage]:
 
 
 def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def _write_call(path: Path, launch: Launch, storages: dict[int, torch.UntypedStorage]) -> None:
@@ -134,5 +147,5 @@ def _read_result(path: Path, args: Sequence[Any], storages: dict[int, torch.Unty
             outputs.append(a)
             continue
         fresh = copies[a.untyped_storage().data_ptr()].untyped_storage()
-        outputs.append(torch.empty(0, dtype=a.dtype).set_(fresh, a.storage_offset(), a.size(), a.stride()))  # type: ignore[call-overload]
+        outputs.append(torch.empty(0, dtype=a.dtype).set_(fresh, a.storage_offset(), a.size(), a.stride()))
     return outputs

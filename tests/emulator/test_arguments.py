@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from kernels.runtime import Program, lower
-from tests.emulator import EmulatorError, load
+from tests.emulator import EmulatorError, build, load
 from tests.emulator.arguments import Expression
 from tests.emulator.programs import staged, strided
 from tests.emulator.programs.edit import replace
@@ -55,7 +58,7 @@ def test_number_of_arguments() -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("(N + 4 - 1) // 4", 3), ("T.min(N, 4) * 2", 8), ("M % 8", None), ("T.Cast(\"int64\", N) + T.int64(1)", 11)],
+    [("(N + 4 - 1) // 4", 3), ("T.min(N, 4) * 2", 8), ("M % 8", None), ('T.Cast("int64", N) + T.int64(1)', 11)],
 )
 def test_expression(text: str, value: int | None) -> None:
     assert Expression(text)({"N": 10}) == value
@@ -64,7 +67,10 @@ def test_expression(text: str, value: int | None) -> None:
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("tl::tma_load(desc, bar, p, 0, 0);", "line 32 .* tl::tma_load: not emulated .TMA; build with TL_DISABLE_TMA"),
+        (
+            "tl::tma_load(desc, bar, p, 0, 0);",
+            r"line \d+ .* tl::tma_load: not emulated .TMA; build with TL_DISABLE_TMA",
+        ),
         ("tl::mbarrier_wait(bar, 0);", "tl::mbarrier_wait: not emulated"),
         ("tl::cluster_sync();", "tl::cluster_sync: not emulated"),
         ("tl::unheard_of(1);", "uses unheard_of, which is not emulated"),
@@ -82,3 +88,19 @@ def test_build_is_reused() -> None:
     written = library.stat().st_mtime_ns
     assert load(lowered).library == library
     assert library.stat().st_mtime_ns == written
+
+
+def test_two_builders_of_one_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both build, one wins, both use the winner's complete directory."""
+    monkeypatch.setattr(build, "CACHE", tmp_path)
+    meet = threading.Barrier(2)
+
+    def fill(directory: Path) -> None:
+        (directory / "product").write_text(directory.name)
+        meet.wait(timeout=30)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: build.once("key", fill), range(2))
+    assert first == second == tmp_path / "key"
+    assert [p.name for p in tmp_path.iterdir()] == ["key"]
+    assert [p.name for p in first.iterdir()] == ["product"]

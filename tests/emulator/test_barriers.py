@@ -35,7 +35,9 @@ def test_divergent_barrier() -> None:
 def test_barrier_that_some_threads_skip() -> None:
     lowered = lower(Program(staged.__name__, staged.Config()))
     kernel = load(lowered, patch=replace(BARRIER, "if (threadIdx.x < 96) __syncthreads();"))
-    with pytest.raises(EmulatorError, match=r"deadlock: 32 of 128 threads have exited; thread 0 waits in __syncthreads"):
+    with pytest.raises(
+        EmulatorError, match=r"deadlock: 32 of 128 threads have exited; thread 0 waits in __syncthreads"
+    ):
         kernel(*staged_args())
 
 
@@ -50,4 +52,6 @@ def test_wgmma_that_one_warp_skips() -> None:
     lowered = lower(Program(gemm.__name__, gemm.Config(64, 32, 128)))
     patch = replace(r"(tl::warpgroup_wait<0>\(\);)", r"if (threadIdx.x < 96) \1")
     with pytest.raises(EmulatorError, match=r"deadlock: .*wgmma\.wait_group"):
-        load(lowered, patch=patch)(torch.zeros(64, 128).bfloat16(), torch.zeros(32, 128).bfloat16(), torch.zeros(64, 32))
+        load(lowered, patch=patch)(
+            torch.zeros(64, 128).bfloat16(), torch.zeros(32, 128).bfloat16(), torch.zeros(64, 32)
+        )

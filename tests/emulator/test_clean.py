@@ -10,7 +10,7 @@ import torch
 from kernels.runtime import Program, lower
 from tests.emulator import load, sanitize
 from tests.emulator.arguments import TensorParameter
-from tests.emulator.programs import blocks, gemm, pool, reductions, staged, strided
+from tests.emulator.programs import blocks, casts, gemm, pool, reductions, staged, strided
 
 pytestmark = pytest.mark.criterion("0.20")
 
@@ -35,6 +35,7 @@ def integers(*shape: int, dtype: torch.dtype = torch.bfloat16, limit: int = 8, s
         gemm.Config(64, 32, 128, parts=2),
         gemm.Config(64, 32, 128, b_transposed=False),
         gemm.Config(32, 32, 128),
+        gemm.Config(32, 32, 64, dtype="float16"),
     ],
     ids=str,
 )
@@ -45,6 +46,19 @@ def test_gemm(config: gemm.Config, evidence: Any) -> None:
     run(gemm, config, a, b if config.b_transposed else b.T.contiguous(), c)
     wrong = int((c != a.float() @ b.float().T).sum())
     evidence.equal("wrong elements of integer products", wrong, 0)
+
+
+def test_conversions() -> None:
+    """All 2^16 fp16 values, and fp32 values of all sizes with ties to even, subnormals, overflow and infinity."""
+    h = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16)
+    x = h.nan_to_num(1.0).float() * (1 + 2.0**-11)  # half an ulp beyond each fp16 value
+    x[:4096] = (torch.randn(4096) * torch.logspace(-38, 38, 4096)).float()
+    x[4096:4100] = torch.tensor([65519.0, 65520.0, float("inf"), -0.0])
+    half, bf16, wide = torch.empty_like(h), torch.empty_like(h, dtype=torch.bfloat16), torch.empty_like(x)
+    run(casts, casts.Config(), x, h, half, bf16, wide)
+    assert torch.equal(half, x.half())
+    assert torch.equal(bf16, x.bfloat16())
+    assert torch.equal(wide.nan_to_num(7.5), h.float().nan_to_num(7.5))
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["copy", "cp.async"])

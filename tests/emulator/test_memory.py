@@ -20,6 +20,15 @@ def test_store_past_the_end_of_a_tensor() -> None:
     assert any("heap-buffer-overflow" in f and "kernel.cu" in f for f in report.findings), report.text
 
 
+def test_store_to_an_unmapped_address() -> None:
+    """The sanitized program does not survive it; the finding is reported all the same."""
+    lowered = lower(Program(blocks.__name__, blocks.Config()))
+    args = [torch.zeros(4, 32, dtype=torch.int32)]
+    report = sanitize.run(lowered, args, "address", patch=replace(r"\* 32\)", "* (int64_t)1 << 40)"))
+    assert any(f.startswith("SEGV at kernel.cu") for f in report.findings), report.text
+    assert report.outputs == []
+
+
 def test_asynchronous_copy_from_past_the_end_of_a_tensor() -> None:
     lowered = lower(Program(staged.__name__, staged.Config(asynchronous=True)))
     args = [torch.zeros(1, 16, 128).bfloat16(), torch.zeros(1, 16, 128)]

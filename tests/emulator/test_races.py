@@ -41,7 +41,8 @@ def test_dropped_barrier_after_a_scan() -> None:
     assert any("data race" in f for f in report.findings), report.text
 
 
-def test_two_blocks_write_one_output() -> None:
-    lowered = lower(Program(blocks.__name__, blocks.Config(conflict=True)))
-    report = sanitize.run(lowered, [torch.zeros(4, 32, dtype=torch.int32)], "thread")
+@pytest.mark.parametrize("config", [blocks.Config(4, rows=1), blocks.Config(21, rows=20)], ids=["neighbours", "far"])
+def test_two_blocks_write_one_output(config: blocks.Config) -> None:
+    lowered = lower(Program(blocks.__name__, config))
+    report = sanitize.run(lowered, [torch.zeros(config.rows, 32, dtype=torch.int32)], "thread")
     assert any("data race" in f and "kernel.cu" in f for f in report.findings), report.text

@@ -41,8 +41,9 @@ def test_state_layout(machine_code: Compile, launch: Launch, device: torch.devic
     config = state_layout.Config()
     program = Program("probes.state_layout", config)
     instructions = machine_code(program).instructions
-    wide = config.BV * config.K // config.threads // 4
-    evidence.equal("16-byte stores of the V-major side", instructions.of("STG", "128"), wide, "instructions")
+    elements, wide = config.BV * config.K // config.threads, instructions.of("STG", "128")
+    evidence.equal("elements per thread in 16-byte stores, one layout", 4 * wide, elements)
+    evidence.equal("elements per thread in single stores, the other", instructions.of("STG") - wide, elements)
 
     H = 3
     k_major = torch.arange(H * config.K * config.V, dtype=torch.float32).view(H, config.K, config.V)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernels.runtime import Program, lower
-from probes import register_budget, split_state, state_gemm, strided_rows, toolchain
+from probes import register_budget, state_gemm, strided_rows, toolchain
 from tests.gate_engine import Evidence
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,6 @@ SOURCE = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2.0f; }
 def test_same_source_in_every_process(evidence: Evidence) -> None:
     programs = [
         Program("probes.state_gemm", state_gemm.Config(64)),
-        Program("probes.split_state", split_state.Config("float32", 3)),
         Program("probes.strided_rows", strided_rows.Config(aligned=True)),
     ]
     script = (

@@ -106,3 +106,30 @@ def test_every_mutant_is_described() -> None:
 def test_a_mutant_of_another_level_is_refused() -> None:
     with pytest.raises(ValueError, match="of level 'pool'"):
         mutants.recurrent("commit_unasked")
+
+
+@pytest.mark.criterion("1.13")
+@pytest.mark.parametrize("name", ["read_before_update", "scale_on_key", "decay_grows"])
+def test_decode_mutants(name: str) -> None:
+    batch, results = batch_and_expectation(SCENARIOS[0])[0], []
+    slots = torch.tensor([3], dtype=torch.int32)
+    for decode in (pool.decode, mutants.decode(name)):
+        states = batch.pool(batch.before.clone().pool_storage)
+        o = torch.empty(1, batch.HV, batch.scenario.V, dtype=torch.float64)
+        decode(*batch.raw(slice(1)), batch.A_log, batch.dt_bias, states, slots, o, dtype=torch.float64)
+        results.append(o)
+    assert rel_l2(results[1], results[0]) > 1e6 * FP64_LIMIT
+
+
+@pytest.mark.criterion("1.13")
+@pytest.mark.parametrize("name", ["no_decay", "beta_ignored", "output_bands_swapped"])
+def test_preactivated_mutants(name: str) -> None:
+    batch, results = batch_and_expectation(SCENARIOS[0])[0], []
+    q, k, v, g, beta = batch.raw(slice(7))
+    ends, slots = torch.tensor([0, 7], dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
+    states = batch.pool(batch.before.pool_storage)
+    for verify in (pool.verify_fwd, mutants.verify_fwd(name)):
+        o = torch.empty(7, batch.HV, batch.scenario.V, dtype=torch.float64)
+        verify(q, k, v, -g.abs(), beta.sigmoid(), states, slots, ends, o, dtype=torch.float64)
+        results.append(o)
+    assert rel_l2(results[1], results[0]) > 1e6 * FP64_LIMIT

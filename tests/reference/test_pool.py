@@ -30,6 +30,14 @@ def test_padding_and_tail_are_exactly_zero() -> None:
 
 
 @pytest.mark.criterion("1.8")
+def test_a_slot_beyond_the_pool_is_padding() -> None:
+    batch = Batch(Scenario(commit=True))
+    padded = batch.run(verify_gated_fwd)
+    batch.state_indices[2] = batch.SLOTS
+    assert deviation(batch.run(verify_gated_fwd), padded) == 0.0
+
+
+@pytest.mark.criterion("1.8")
 def test_without_snapshots_and_commit_only_o_is_written() -> None:
     batch = Batch(Scenario(snapshots=False))
     after = batch.run(verify_gated_fwd)
@@ -50,17 +58,18 @@ def test_duplicates_read_the_pool_as_it_was() -> None:
 
 
 @pytest.mark.criterion("1.8")
-def test_default_and_negative_snapshot_rows() -> None:
+def test_default_and_padded_snapshot_rows() -> None:
     batch = Batch(Scenario())
     batch.intermediate_indices = torch.arange(batch.ROWS, dtype=torch.int32)
     in_order = batch.run(verify_gated_fwd).snapshots
     batch.intermediate_indices = None  # type: ignore[assignment]
     by_default = batch.run(verify_gated_fwd).snapshots
-    batch.intermediate_indices = torch.tensor([-1, 1, 2, 3, 4, 5], dtype=torch.int32)
-    without_first = batch.run(verify_gated_fwd).snapshots
-    assert in_order is not None and by_default is not None and without_first is not None
+    batch.intermediate_indices = torch.tensor([-1, 1, 2, 3, 4, batch.ROWS], dtype=torch.int32)
+    without_two = batch.run(verify_gated_fwd).snapshots
+    assert in_order is not None and by_default is not None and without_two is not None
     assert torch.equal(in_order, by_default)
-    assert (without_first[0] == POISON).all() and torch.equal(without_first[1:], in_order[1:])
+    assert (without_two[0] == POISON).all() and torch.equal(without_two[1:5], in_order[1:5])
+    assert (without_two[5:] == POISON).all()
 
 
 @pytest.mark.criterion("1.8")

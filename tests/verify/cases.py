@@ -16,9 +16,10 @@ from torch import Tensor
 import reference.pool
 from kernels import verify
 
-#: relative L2 limits of a stored result. Rounding to nearest moves an element by at most half a unit in its last place,
-#: 2^-8 (bf16) or 2^-11 (fp16) of the start of its binade; over random values the root mean square of that is 1.66e-3
-#: (bf16) and 2.1e-4 (fp16). The limits leave a fifth for arithmetic; an fp32 result has only the error of fp32 products.
+#: relative L2 limits of a stored result. Rounding to nearest moves an element by at most half a unit in its last
+#: place, 2^-8 (bf16) or 2^-11 (fp16) of the start of its binade; over random values the root mean square of that is
+#: 1.66e-3 (bf16) and 2.1e-4 (fp16). The limits leave a fifth for arithmetic; an fp32 result has only the error of
+#: fp32 products.
 ROUNDING = {torch.bfloat16: 2.0e-3, torch.float16: 2.5e-4, torch.float32: 1.0e-6}
 GUARD = 64  # canary elements before and after a buffer; keeps 16-byte alignment
 
@@ -167,7 +168,11 @@ def make(
     unset = torch.full((N + 1, steps, HV, V, K), torch.nan, dtype=pool, device=device)
     order = torch.randperm(slots, generator=rng)
     return Case(
-        *(q, k, v, a, b),
+        q=q,
+        k=k,
+        v=v,
+        a=a,
+        b=b,
         A_log=(torch.rand(HV, generator=rng) * 2).to(device),
         dt_bias=normal(HV, dtype=bias),
         pool=Buffer.make(state, (16,) if pitched else ()),
@@ -206,8 +211,9 @@ def check(case: Case, evidence: Any, expected: Expected | None = None) -> Expect
     if case.options.get("disable_state_update", True):
         assert not case.pool.changed().any(), "the pool changed without a commit"
     else:
-        live = [s for s, n in zip(case.state_indices.tolist(), case.lengths, strict=True) if s >= 0 and n]
-        others = [s for s in range(len(case.pool.view)) if s not in live]
+        slots = range(len(case.pool.view))
+        live = [s for s, n in zip(case.state_indices.tolist(), case.lengths, strict=True) if s in slots and n]
+        others = [s for s in slots if s not in live]
         assert not case.pool.changed()[others].any(), "a slot of no request changed"
         if live:
             error = relative_l2(case.pool.view[live], want.pool[live])

@@ -43,9 +43,7 @@ EXTREMES = (
 @pytest.mark.criterion("3.10")
 @pytest.mark.parametrize("fuse_gating", (True, False))
 @pytest.mark.parametrize("extreme", EXTREMES, ids=str)
-def test_extreme_gates(
-    extreme: tuple[float, ...], fuse_gating: bool, device: torch.device, evidence: Evidence
-) -> None:
+def test_extreme_gates(extreme: tuple[float, ...], fuse_gating: bool, device: torch.device, evidence: Evidence) -> None:
     """Every second token extreme, so that strong and weak decay meet in one block."""
     case = make(N=1, T=12, H=1, HV=2, pool=torch.float32, fuse_gating=fuse_gating, device=device)
     A_log, a, dt_bias, b = extreme

@@ -40,27 +40,24 @@ Thread* current;
 namespace {
 
 #ifdef EMU_TSAN
-// Blocks in flight as TSan sees them: consecutive blocks use different stacks and shared memory and are unordered, so
-// two blocks that write one location are reported.
-constexpr size_t SLOTS = 16;
 void* scheduler_fiber;
-char slot_order[SLOTS];
 void release(void* p) { __tsan_release(p); }
 void acquire(void* p) { __tsan_acquire(p); }
+// Every block gets fresh memory: nothing orders one block after another, so two that write one location are reported.
+constexpr bool FRESH_MEMORY = true;
 #else
-constexpr size_t SLOTS = 1;
-char slot_order[SLOTS];
 void release(void*) {}
 void acquire(void*) {}
+constexpr bool FRESH_MEMORY = false;
 #endif
 
-constexpr size_t STACK = 256 * 1024, SHARED_SPACE = 1 << 20, SLOT = SHARED_SPACE + STACK * MAX_THREADS;
+constexpr size_t STACK = 256 * 1024, SHARED_SPACE = 1 << 20;
 
+char block_begin, grid_end;  // what TSan takes as order: inputs and reset, then a block; all blocks, then the outputs
 void* scheduler_stack;
 dim3 grid, block_size, block_at;
 unsigned char* shared;
 void (*kernel)();
-int slot;
 char message[1024];
 
 void switch_stack(void** save, void* to, void* fiber) {
@@ -79,9 +76,9 @@ void resume(Thread& thread) {
 }
 
 void fiber_main() {
-  acquire(&slot_order[slot]);
+  acquire(&block_begin);
   kernel();
-  release(&slot_order[slot]);
+  release(&grid_end);
   current->done = true;
   suspend();
   abort();
@@ -139,23 +136,37 @@ void run_block() {
   }
 }
 
-void run_grid(char* arena) {
-  long count = 0;
+// Shared memory and the stacks of one block.
+struct Region {
+  size_t bytes = SHARED_SPACE + STACK * block.threads;
+  char* start = nullptr;
+  ~Region() { unmap(); }
+  void unmap() {
+    if (start) munmap(start, bytes);
+  }
+  bool map() {
+    unmap();
+    void* fresh = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    start = fresh == MAP_FAILED ? nullptr : (char*)fresh;
+    return start;
+  }
+};
+
+void run_grid() {
+  Region region;
   for (unsigned z = 0; z < grid.z; z++)
     for (unsigned y = 0; y < grid.y; y++)
       for (unsigned x = 0; x < grid.x; x++) {
         block_at = {x, y, z};
-        slot = count++ % SLOTS;
-        shared = (unsigned char*)arena + SLOT * slot;
-        acquire(&slot_order[slot]);  // the previous block of this slot is done
+        if ((FRESH_MEMORY || !region.start) && !region.map()) return fail("no memory for the stacks of a block");
+        shared = (unsigned char*)region.start;
         memset(shared, 0xff, DYNAMIC_SHARED + STATIC_SHARED);
         reset_async_view();
         memset(block.barrier, 0, sizeof block.barrier);
         memset(block.warp, 0, sizeof block.warp);
         memset(block.warpgroup, 0, sizeof block.warpgroup);
-        release(&slot_order[slot]);  // the host's inputs and this reset come before the block
-        for (int i = 0; i < block.threads; i++)
-          start_thread(i, (char*)shared + SHARED_SPACE + STACK * i);
+        release(&block_begin);
+        for (int i = 0; i < block.threads; i++) start_thread(i, region.start + SHARED_SPACE + STACK * i);
         run_block();
         if (*message) return;
 #ifdef EMU_TSAN
@@ -273,14 +284,11 @@ const char* launch(void (*entry)(), const int* extents) {
 #ifdef EMU_TSAN
   scheduler_fiber = __tsan_get_current_fiber();
 #endif
-  void* arena = mmap(nullptr, SLOT * SLOTS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (arena == MAP_FAILED) return "no memory for the stacks of one block";
   {
-    FaultHandler handler;
-    run_grid((char*)arena);
+    [[maybe_unused]] FaultHandler handler;
+    run_grid();
   }
-  for (char& order : slot_order) acquire(&order);
-  munmap(arena, SLOT * SLOTS);
+  acquire(&grid_end);
   return *message ? message : nullptr;
 }
 

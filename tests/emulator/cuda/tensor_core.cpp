@@ -11,10 +11,9 @@ namespace {
 const uint32_t POISON = 0x7fc0dead;  // a NaN that no arithmetic produces
 
 float widen(uint16_t raw, bool half) {
-  if (!half) return from_bits(uint32_t(raw) << 16);
-  _Float16 value;
-  memcpy(&value, &raw, 2);
-  return value;
+  half_t value;
+  value.raw = raw;
+  return half ? float(value) : from_bits(uint32_t(raw) << 16);
 }
 
 struct Operand {
@@ -57,7 +56,8 @@ template <class Store> void gather(const Operand& operand, int extent, Store sto
     }
 }
 
-void multiply(float* __restrict d, const float* __restrict a, const float* __restrict b, int rows, int columns, int depth) {
+void multiply(float* __restrict d, const float* __restrict a, const float* __restrict b, int rows, int columns,
+              int depth) {
   for (int m = 0; m < rows; m++)
     for (int k = 0; k < depth; k++) {
       float x = a[m * depth + k];

@@ -75,11 +75,21 @@ struct bfloat16_t {
 };
 
 struct half_t {
-  _Float16 value;
+  uint16_t raw;
   half_t() = default;
-  explicit half_t(float x) : value(_Float16(x)) {}
-  template <class T> explicit half_t(T x) : half_t(float(x)) {}
-  operator float() const { return float(value); }
+  explicit half_t(float value) {
+    uint32_t x = emu::bits(value), sign = x >> 16 & 0x8000, size = x & 0x7fffffff;
+    if (size > 0x7f800000) raw = 0x7fff;
+    else if (size >= 0x477ff000) raw = sign | 0x7c00;  // 65520 and above
+    else if (size < 0x38800000) raw = sign | (emu::bits(emu::from_bits(size) + 0.5f) - emu::bits(0.5f));  // subnormal
+    else raw = sign | ((size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13);
+  }
+  template <class T> explicit half_t(T value) : half_t(float(value)) {}
+  operator float() const {
+    uint32_t size = (raw & 0x7fff) << 13, sign = uint32_t(raw & 0x8000) << 16;
+    if (size >= 0x7c00u << 13) return emu::from_bits(sign | 0x7f800000 | size);
+    return emu::from_bits(sign | emu::bits(emu::from_bits(size) * 0x1p112f));
+  }
 };
 
 // Arithmetic of two 16-bit values is rounded to 16 bits before anything else sees it, as on the device.

@@ -1,5 +1,6 @@
 """Reads and writes slots of a pool whose element offsets pass 2^31."""
 
+# mypy: disable-error-code="no-untyped-def, valid-type"
 from dataclasses import dataclass
 from typing import Any
 

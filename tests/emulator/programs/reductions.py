@@ -1,5 +1,6 @@
 """Row sums over a block of threads, over one warp, and a running sum along rows."""
 
+# mypy: disable-error-code="no-untyped-def, valid-type"
 from dataclasses import dataclass
 from typing import Any
 

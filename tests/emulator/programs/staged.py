@@ -1,5 +1,6 @@
 """y = x reversed by rows and columns, staged through shared memory, so that every element changes its thread."""
 
+# mypy: disable-error-code="no-untyped-def, valid-type"
 from dataclasses import dataclass
 from typing import Any
 

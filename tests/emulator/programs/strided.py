@@ -1,5 +1,6 @@
 """y[n] = x[n] * factor + shift with a strided x, a tensor of N + 1 offsets and scalar parameters."""
 
+# mypy: disable-error-code="no-untyped-def, valid-type"
 from dataclasses import dataclass
 from typing import Any
 
