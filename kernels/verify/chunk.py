@@ -110,6 +110,7 @@ def _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, states, state_r
         steps.assume_wide(o, 1)
         steps.assume_wide(pool, 1)
         steps.assume_wide(states, 2)
+        T.annotate_min_blocks_per_sm(3)  # caps registers at 168, which no variant spills under
         tx = T.get_thread_binding()
         v0 = cta % v_tiles * c.BV
         h = cta // v_tiles % c.HV

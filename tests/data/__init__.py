@@ -41,6 +41,7 @@ def load_real_inputs() -> list[RealInput]:
 
 def _load(path: Path) -> RealInput:
     with safe_open(path, framework="pt") as file:
+        # a copy is aligned for 16-byte accesses, the mapped file is not
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
         facts = json.loads(file.metadata()["facts"])
     return RealInput(name=path.stem, facts=facts, **tensors)
