@@ -38,7 +38,7 @@ def versions() -> dict[str, str]:
 
 def commit(root: Path) -> str:
     """HEAD of the checkout, with "-dirty" if tracked files other than the records differ; "unknown" without git."""
-    head = _output("git", "-C", str(root), "rev-parse", "HEAD").strip()
+    head = _output("git", "-C", str(root), "rev-parse", "--verify", "--quiet", "HEAD").strip()
     if not head:
         return "unknown"
     changed = _output("git", "-C", str(root), "status", "--porcelain", "--", ".", ":!specs/results")

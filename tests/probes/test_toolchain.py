@@ -33,7 +33,7 @@ def test_same_source_in_every_process(evidence: Evidence) -> None:
     other = subprocess.Popen(
         [sys.executable, "-c", script, *(program.label for program in programs)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         stdout=subprocess.PIPE,
         text=True,
     )

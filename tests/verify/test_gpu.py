@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +16,14 @@ from tests.launch import emulate
 from tests.shapes import HEADS
 from tests.verify.cases import Buffer, Case, check, make, relative_l2
 
-pytestmark = pytest.mark.sm90
+pytestmark = [pytest.mark.sm90, pytest.mark.usefixtures("free_memory")]
+
+
+@pytest.fixture
+def free_memory() -> Iterator[None]:
+    """Workers share one GPU: what a test cached is given back."""
+    yield
+    torch.cuda.empty_cache()
 
 
 def low_level(case: Case) -> None:
@@ -86,7 +94,13 @@ def test_served_shapes(H: int, HV: int, N: int, T: int, pool: torch.dtype, evide
 
 
 def ulps(x: Tensor, y: Tensor) -> int:
-    """Largest distance between x and y in units in the last place of their dtype."""
+    """Largest distance between x and y in units in the last place of their dtype.
+
+    Over elements of at least a tenth of the root mean square: near zero, where terms cancel, units shrink but errors
+    do not.
+    """
+    large = y.float().abs() >= 0.1 * y.float().square().mean().sqrt()
+    x, y = x[large], y[large]
     width = {2: torch.int16, 4: torch.int32}[x.element_size()]
 
     def ordered(t: Tensor) -> Tensor:
@@ -117,4 +131,4 @@ def test_emulator_and_gpu(
         (f"{name} pool", on_gpu.pool.view.cpu(), on_cpu.pool.view, 5e-4),
     ):
         evidence.at_most(f"{what}: emulator against GPU, relative L2", relative_l2(x, y.double()), limit)
-        evidence.note(f"{what}: emulator against GPU", ulps(x, y), "ulp")
+        evidence.note(f"{what}: emulator against GPU, largest difference", ulps(x, y), "ulp")
