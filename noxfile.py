@@ -44,19 +44,16 @@ nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
 
 
-def shared_session(*tags: str):  # type: ignore[no-untyped-def]
-    """A session in the one shared environment."""
-    return nox.session(
-        venv_location=str(ROOT / ".nox" / "env"),
-        venv_params=["--system-site-packages"] if OWN_TORCH else [],
-        reuse_venv=True,
-        tags=list(tags),
-    )
+#: the interpreter that sessions run; `env` replaces it under --no-venv
+interpreter = str(ROOT / ".nox" / "env" / "bin" / "python")
 
 
-def provision(session: nox.Session) -> None:
-    """Install what the constraints file pins, once per content of that file; afterwards no network is needed."""
+@nox.session(venv_params=["--system-site-packages"] if OWN_TORCH else [], default=False)
+def env(session: nox.Session) -> None:
+    """The environment all others share: what the constraints file pins, installed once per content of that file."""
+    global interpreter
     if session.virtualenv.venv_backend == "none":
+        interpreter = sys.executable
         return
     packages = PACKAGES if shutil.which("nvcc") else PACKAGES + NVCC_PACKAGES
     recipe = CONSTRAINTS.read_text() + repr((packages, BARE_PACKAGES, OWN_TORCH, sys.version))
@@ -74,56 +71,56 @@ def provision(session: nox.Session) -> None:
     stamp.write_text(digest)
 
 
+def in_env(*tags: str):  # type: ignore[no-untyped-def]
+    """A session that runs in the shared environment."""
+    return nox.session(venv_backend="none", requires=["env"], tags=list(tags))
+
+
+def run_python(session: nox.Session, *args: str) -> None:
+    session.run(interpreter, *args, external=True)
+
+
 def run_pytest(session: nox.Session, *args: str) -> None:
-    provision(session)
     # A worker holds fp64 results of gigabytes on a GPU, and a compiler on a CPU.
     workers = str(min(os.cpu_count() or 1, 4 if OWN_TORCH else 8))
-    session.run("python", "-m", "pytest", "-n", workers, "--benchmark-disable", *args, *session.posargs)
+    run_python(session, "-m", "pytest", "-n", workers, "--benchmark-disable", *args, *session.posargs)
 
 
-@shared_session()
-def env(session: nox.Session) -> None:
-    """Create or refresh the shared environment."""
-    provision(session)
-
-
-@shared_session("gates")
+@in_env("gates")
 def gate0(session: nox.Session) -> None:
     """The primitives: instructions, registers, spills, values; the emulator's own proof."""
     run_pytest(session, "--gate", "0")
 
 
-@shared_session("gates")
+@in_env("gates")
 def gate1(session: nox.Session) -> None:
     """The references: recurrence = chunk form = independent implementations; mutants are caught."""
     run_pytest(session, "--gate", "1")
 
 
-@shared_session("gates")
+@in_env("gates")
 def verify(session: nox.Session) -> None:
     """Gate 3: the verify programs against the reference, on the emulator or the GPU."""
     run_pytest(session, "--gate", "3")
 
 
-@shared_session()
+@in_env()
 def tests(session: nox.Session) -> None:
     """The whole suite, all gates included."""
     run_pytest(session)
 
 
-@shared_session()
+@in_env()
 def lint(session: nox.Session) -> None:
     """Formatting, style and types."""
-    provision(session)
-    session.run("ruff", "format", "--check", ".")
-    session.run("ruff", "check", ".")
-    session.run("mypy")
+    run_python(session, "-m", "ruff", "format", "--check", ".")
+    run_python(session, "-m", "ruff", "check", ".")
+    run_python(session, "-m", "mypy")
 
 
-@shared_session()
+@in_env()
 def docs(session: nox.Session) -> None:
     """The rendered design and results in .site/, with the outcomes of the last local gate run beside the records."""
-    provision(session)
-    session.run("python", "-m", "tests.sources")
-    session.run("mkdocs", "build", "--strict", *session.posargs)
+    run_python(session, "-m", "tests.sources")
+    run_python(session, "-m", "mkdocs", "build", "--strict", *session.posargs)
     session.log(f"open {ROOT / '.site' / 'index.html'}")
