@@ -83,7 +83,9 @@ def run_python(session: nox.Session, *args: str) -> None:
 def run_pytest(session: nox.Session, *args: str) -> None:
     # A worker holds fp64 results of gigabytes on a GPU, and a compiler on a CPU.
     workers = str(min(os.cpu_count() or 1, 4 if OWN_TORCH else 8))
-    run_python(session, "-m", "pytest", "-n", workers, "--benchmark-disable", *args, *session.posargs)
+    run_python(
+        session, "-m", "pytest", "-n", workers, "--dist", "worksteal", "--benchmark-disable", *args, *session.posargs
+    )
 
 
 @in_env("gates")

@@ -48,14 +48,20 @@ class Program:
 
     @classmethod
     def from_label(cls, label: str) -> Program:
-        """The inverse of `label`. Raises ValueError if the text is not a label."""
-        match = re.fullmatch(r"([\w.]+)\((.*)\)", label)
-        if match is None:
-            raise ValueError(f"not a program label: {label!r}; expected 'module(field=literal, ...)'")
-        call = ast.parse(f"config({match[2]})", mode="eval").body
-        assert isinstance(call, ast.Call)
-        values = {str(kw.arg): ast.literal_eval(kw.value) for kw in call.keywords}
-        return cls(match[1], importlib.import_module(match[1]).Config(**values))
+        """The inverse of `label`. Raises ValueError for text that is not a label, or names no such module or field."""
+        module, values = _parse_label(label)
+        try:
+            found = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise  # the module exists and misses one of its own imports
+            raise ValueError(f"{label!r}: there is no module {module}") from error
+        if not hasattr(found, "Config"):
+            raise ValueError(f"{label!r}: {module} is not a program, it has no Config")
+        try:
+            return cls(module, found.Config(**values))
+        except TypeError as error:
+            raise ValueError(f"{label!r} does not fit {module}.Config: {error}") from error
 
     def build(self) -> Any:
         return importlib.import_module(self.module).build(self.config)
@@ -63,6 +69,20 @@ class Program:
     @property
     def pass_configs(self) -> dict[str, Any]:
         return dict(importlib.import_module(self.module).PASS_CONFIGS)
+
+
+def _parse_label(label: str) -> tuple[str, dict[str, Any]]:
+    """The module and the fields that a label names; nothing but literals is evaluated."""
+    match = re.fullmatch(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(\(.*\))", label)
+    try:
+        call = ast.parse(f"config{match[2]}" if match else "", mode="eval").body
+        if match and isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
+            values = {keyword.arg or "**": ast.literal_eval(keyword.value) for keyword in call.keywords}
+            if "**" not in values and len(values) == len(call.keywords):
+                return match[1], values
+    except (SyntaxError, TypeError, ValueError):
+        pass
+    raise ValueError(f"not a program label: {label!r}; expected 'module(field=literal, ...)'")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,15 +102,13 @@ def lower(program: Program) -> Lowered:
     """Generate the CUDA source of `program` for sm_90a: seconds, or from `lowered_cache`; once per process."""
     prim_func = program.build()
     path = _cache_path(program, prim_func)
-    if path is not None and path.exists():
-        source, entry, extents = json.loads(path.read_text())
-    else:
-        source, entry, extents = _generate(program, prim_func)
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            scratch = path.with_suffix(f".{os.getpid()}")
-            scratch.write_text(json.dumps([source, entry, extents]))
-            scratch.replace(path)
+    cached = _read_cache(path) if path is not None else None
+    source, entry, extents = cached or _generate(program, prim_func)
+    if path is not None and cached is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps([source, entry, extents]))
+        scratch.replace(path)
     return Lowered(program, prim_func, source, _note(program, source), entry, extents)
 
 
@@ -114,6 +132,16 @@ def _cache_path(program: Program, prim_func: Any) -> Path | None:
 
     key = repr((tilelang.__version__, sorted(program.pass_configs.items()), dict(TARGET), prim_func.script()))
     return lowered_cache / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+
+
+def _read_cache(path: Path) -> tuple[str, str, dict[str, str]] | None:
+    """What an earlier process kept; None if there is nothing or the file is damaged."""
+    try:
+        source, entry, extents = json.loads(path.read_text())
+    except (OSError, TypeError, ValueError):
+        return None
+    whole = isinstance(source, str) and isinstance(entry, str) and isinstance(extents, dict)
+    return (source, entry, extents) if whole else None
 
 
 def _note(program: Program, source: str) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import tilelang.language as T
 
-TM = 16  # tokens of a block: one m16 row tile of the tensor cores
+from kernels.tile import TM
+
 SOFTPLUS_THRESHOLD = 20.0
 SOFTPLUS_EXP_BELOW = -16.0  # below it log1p(exp(x)) equals exp(x) to fp32
 L2NORM_EPS = 1e-6

@@ -3,15 +3,16 @@
 A spec page ``specs/gates/gate<N>.md`` lists numbered criteria in its front matter; a test says
 ``@pytest.mark.criterion("3.4")``. ``pytest --gate 3`` runs the tests of one gate, prints a table and writes
 ``.gates/gate3.<machine>.json``; ``--record`` writes ``specs/results/`` too. Collection fails when a criterion has no
-test or a test names no criterion. A criterion passes only if every one of its tests ran and passed; if any was
-skipped the verdict is "not-run".
+test or a test names no criterion. A criterion passes only if every one of its tests ran and passed; if any was skipped,
+deselected or never reached, the verdict is "not-run".
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ import yaml
 from kernels import runtime
 from tests import machine as machine_facts
 
-ROOT = Path(__file__).resolve().parent.parent
-GATE_RUN = pytest.StashKey["GateRun"]()
+CRITERION = re.compile(r"(\d+)\.\d+")
+#: a session that ended in any other way was cut short and proves nothing
+COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 RELATIONS = {
     "<=": lambda value, limit: value <= limit,
     ">=": lambda value, limit: value >= limit,
@@ -30,17 +32,35 @@ RELATIONS = {
 }
 
 
+class UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key that is listed twice is an error, not the last one's victory."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [self.construct_object(key) for key, _ in node.value]
+        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
+        if twice:
+            raise yaml.YAMLError(f"{', '.join(twice)} is listed twice")
+        return super().construct_mapping(node, deep)
+
+
 def load_criteria(pages: Path) -> dict[str, str]:
-    """Criterion id -> its sentence, over all gate pages. Raises UsageError on a malformed or duplicate id."""
+    """Criterion id -> its sentence, over all gate pages. Raises UsageError on a malformed page or a duplicate id."""
     criteria: dict[str, str] = {}
     for page in sorted(pages.glob("gate*.md")):
-        front = yaml.safe_load(page.read_text().split("---", 2)[1])
-        for key, text in front["criteria"].items():
-            if not isinstance(key, str) or key.split(".")[0] != str(front["gate"]):
-                raise pytest.UsageError(f"{page.name}: criterion {key!r} is not a string '{front['gate']}.<n>'")
-            if key in criteria:
-                raise pytest.UsageError(f"{page.name}: criterion {key} is listed twice")
-            criteria[key] = text
+        try:
+            front = yaml.load(page.read_text().split("---", 2)[1], UniqueKeys)
+            gate, listed = front["gate"], dict(front["criteria"])
+        except (yaml.YAMLError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise pytest.UsageError(f"{page.name}: front matter without gate and criteria: {error}") from error
+        if page.stem != f"gate{gate}":
+            raise pytest.UsageError(f"{page.name}: this page must be of gate {page.stem[4:]}, not {gate}")
+        for key, text in listed.items():
+            match = CRITERION.fullmatch(key) if isinstance(key, str) else None
+            if match is None or match[1] != str(gate):
+                raise pytest.UsageError(f"{page.name}: criterion {key!r} is not a string '{gate}.<n>'")
+            if not isinstance(text, str) or not text.strip():
+                raise pytest.UsageError(f"{page.name}: criterion {key} has no sentence")
+        criteria |= listed
     return criteria
 
 
@@ -69,23 +89,20 @@ class Evidence:
 
 def worse(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """Of two evidence items of one name, the one to show: a failed one, else the closest to its limit."""
-    relation, limit = new["relation"], new["limit"]
-    if relation is None or limit != old["limit"]:
-        return old if relation is None else min(old, new, key=lambda item: _margin(item))
+    return new if _margin(new) < _margin(old) else old
+
+
+def _margin(item: dict[str, Any]) -> tuple[float, float]:
+    """Sorts worse items first: by distance to the limit as a share of the limit, then by value."""
+    relation, value, limit = item["relation"], item["value"], item["limit"]
+    if relation is None:
+        return float("inf"), 0.0
     if relation == "==":
-        return new if old["value"] == limit else old
-    if new["value"] != new["value"]:  # NaN
-        return new
-    worst = max if relation == "<=" else min
-    return worst(old, new, key=lambda item: item["value"])
-
-
-def _margin(item: dict[str, Any]) -> float:
-    """Distance to the limit as a share of the limit; smaller is worse."""
-    if item["relation"] == "==":
-        return 0.0 if item["value"] == item["limit"] else -1.0
-    sign = 1.0 if item["relation"] == "<=" else -1.0
-    return sign * (item["limit"] - item["value"]) / (abs(item["limit"]) or 1.0)
+        return (0.0 if value == limit else float("-inf")), 0.0
+    if value != value:  # NaN
+        return float("-inf"), 0.0
+    sign = 1.0 if relation == "<=" else -1.0
+    return sign * (limit - value) / (abs(limit) or 1.0), -sign * value
 
 
 class GateRun:
@@ -97,34 +114,50 @@ class GateRun:
         self.gate: int | None = config.getoption("--gate")
         self.outcomes: dict[str, dict[str, str]] = {}  # criterion -> node id -> outcome
         self.evidence: dict[str, dict[str, dict[str, Any]]] = {}  # criterion -> name -> item
+        self.expected: dict[str, list[str]] = {}  # criterion -> node ids of its tests, run or not
         self.sources: dict[str, str] = {}
+        self.problem = ""
 
-    def check_traceability(self, items: list[pytest.Item]) -> None:
+    def untraceable(self, items: list[pytest.Item]) -> str:
+        """What is wrong between criteria and tests, or ""."""
         claimed = {id_ for item in items for id_ in criteria_of(item)}
-        unknown = sorted(claimed - set(self.criteria))
+        unknown = sorted(str(id_) for id_ in claimed if id_ not in self.criteria)
         if unknown:
-            raise pytest.UsageError(f"tests name criteria that no gate page lists: {', '.join(unknown)}")
-        whole = self.gate is not None or self.config.args_source == pytest.Config.ArgsSource.TESTPATHS
+            return f"tests name criteria that no gate page lists: {', '.join(unknown)}"
         wanted = {id_ for id_ in self.criteria if self.gate is None or gate_of(id_) == self.gate}
         untested = sorted(wanted - claimed, key=sort_key)
-        if whole and untested:
-            raise pytest.UsageError(f"criteria without a test: {', '.join(untested)}")
+        if untested and covers_suite(self.config):
+            return f"criteria without a test: {', '.join(untested)}"
+        return ""
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        self.check_traceability(items)
-        if self.gate is None:
+    def pytest_collection_modifyitems(
+        self, session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        if session.testsfailed:  # a module that cannot be imported: pytest reports that, and runs nothing
             return
-        chosen = [item for item in items if any(gate_of(id_) == self.gate for id_ in criteria_of(item))]
-        rest = [item for item in items if item not in set(chosen)]
-        config.hook.pytest_deselected(items=rest)
-        items[:] = chosen
+        self.problem = self.untraceable(items)
+        if self.problem and not is_worker(config):
+            raise pytest.UsageError(self.problem)
+        chosen = [
+            item for item in items if self.gate is None or any(gate_of(i) == self.gate for i in criteria_of(item))
+        ]
+        for item in chosen:
+            item.user_properties.append(("criteria", criteria_of(item)))
+            for id_ in criteria_of(item):
+                self.expected.setdefault(id_, []).append(item.nodeid)
+        if self.problem:  # the controller raises it when it hears of it; until then this worker runs nothing
+            chosen = []
+        if len(chosen) < len(items):
+            kept = set(chosen)
+            config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+            items[:] = chosen
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         properties: dict[str, Any] = dict(report.user_properties)
         for id_ in properties.get("criteria", ()):
             seen = self.outcomes.setdefault(id_, {})
-            if report.when == "call" or report.outcome != "passed":
+            if seen.get(report.nodeid) != "failed" and (report.when == "call" or report.outcome != "passed"):
                 seen[report.nodeid] = "skipped" if hasattr(report, "wasxfail") else report.outcome
             if report.when == "teardown":
                 for item in properties.get("evidence", ()):
@@ -139,21 +172,29 @@ class GateRun:
             names[item["name"]] = {**worse(old, item), "cases": old["cases"] + 1}
 
     def verdict(self, criterion: str) -> str:
-        outcomes = set(self.outcomes.get(criterion, {}).values())
-        if "failed" in outcomes:
+        seen = self.outcomes.get(criterion, {})
+        if "failed" in seen.values():
             return "fail"
-        return "pass" if outcomes == {"passed"} else "not-run"
+        expected = self.expected.get(criterion, [])
+        return "pass" if expected and all(seen.get(test) == "passed" for test in expected) else "not-run"
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        self.sources.update(getattr(node, "workeroutput", {}).get("gate_sources", {}))
+        """Take over what a worker of pytest-xdist found; the controller itself collects nothing."""
+        output = getattr(node, "workeroutput", {})
+        self.sources.update(output.get("gate_sources", {}))
+        self.expected.update(output.get("gate_expected", {}))
+        if output.get("gate_problem"):
+            raise pytest.UsageError(output["gate_problem"])
 
     @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self.gate is None or session.config.option.collectonly:
-            return
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         self.sources.update(runtime.SOURCES)
-        self.write(self.record())
+        if is_worker(self.config):
+            found = {"gate_sources": self.sources, "gate_expected": self.expected, "gate_problem": self.problem}
+            self.config.workeroutput.update(found)  # type: ignore[attr-defined]
+        elif self.gate is not None and exitstatus in COMPLETE and not self.config.option.collectonly:
+            self.write(self.record())
 
     def record(self) -> dict[str, Any]:
         ids = sorted((id_ for id_ in self.criteria if gate_of(id_) == self.gate), key=sort_key)
@@ -162,7 +203,7 @@ class GateRun:
             "machine": machine_facts.kind(),
             "device": machine_facts.device_name(),
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "commit": self.config.getoption("--commit") or machine_facts.commit(ROOT),
+            "commit": self.config.getoption("--commit") or machine_facts.commit(self.config.rootpath),
             "versions": machine_facts.versions(),
             "sources": dict(sorted(self.sources.items())),
             "criteria": {
@@ -176,7 +217,8 @@ class GateRun:
         }
 
     def write(self, record: dict[str, Any]) -> None:
-        folders = [ROOT / ".gates"] + ([ROOT / "specs" / "results"] if self.config.getoption("--record") else [])
+        root = self.config.rootpath
+        folders = [root / ".gates"] + ([root / "specs" / "results"] if self.config.getoption("--record") else [])
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"gate{record['gate']}.{record['machine']}.json"
@@ -186,7 +228,7 @@ class GateRun:
         if self.gate is None:
             return
         out = terminalreporter
-        out.section(f"gate {self.gate} on {machine_facts.kind()} ({machine_facts.device_name()})")
+        out.write_sep("=", f"gate {self.gate} on {machine_facts.kind()} ({machine_facts.device_name()})")
         for id_, text in self.criteria.items():
             if gate_of(id_) != self.gate:
                 continue
@@ -204,6 +246,21 @@ def describe(item: dict[str, Any]) -> str:
     value = f"{item['value']:.4g}" if isinstance(item["value"], float) else str(item["value"])
     limit = "" if item["relation"] is None else f"  ({item['relation']} {item['limit']})"
     return f"{item['name']}: {value} {item['unit']}".rstrip() + limit + f"  [{item['cases']} cases]"
+
+
+def is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def covers_suite(config: pytest.Config) -> bool:
+    """Whether this run collects every test: no path, or paths that hold the whole suite, and nothing left out."""
+    if any(config.getoption(name, None) for name in ("ignore", "ignore_glob", "lf")):
+        return False
+    if config.args_source == pytest.Config.ArgsSource.TESTPATHS:
+        return True
+    given = [(config.invocation_params.dir / path).resolve() for path in config.args]
+    suite = [(config.rootpath / path).resolve() for path in config.getini("testpaths")]
+    return all(any(folder.is_relative_to(path) for path in given) for folder in suite)
 
 
 def criteria_of(item: pytest.Item) -> list[str]:
@@ -228,20 +285,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "criterion(id, ...): the criteria of specs/gates/ that this test proves")
     config.addinivalue_line("markers", "sm90: needs a Hopper GPU; elsewhere it is reported as not run")
-    if config.getoption("--record") and config.getoption("--gate") is None:
+    gate, criteria = config.getoption("--gate"), load_criteria(config.rootpath / "specs" / "gates")
+    if config.getoption("--record") and gate is None:
         raise pytest.UsageError("--record needs --gate N: one record holds one gate")
-    run = GateRun(config, load_criteria(ROOT / "specs" / "gates"))
-    config.stash[GATE_RUN] = run
-    config.pluginmanager.register(run, "gate-run")
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["gate_sources"] = dict(runtime.SOURCES)
+    if gate is not None and not any(gate_of(id_) == gate for id_ in criteria):
+        raise pytest.UsageError(f"--gate {gate}: specs/gates/ lists no criterion of this gate")
+    if gate is not None and not covers_suite(config):
+        raise pytest.UsageError(f"--gate {gate} runs every test of the gate: give it no path, --ignore or --lf")
+    config.pluginmanager.register(GateRun(config, criteria), "gate-run")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    item.user_properties.append(("criteria", criteria_of(item)))
     if item.get_closest_marker("sm90") and machine_facts.kind() != "sm90":
         pytest.skip("needs a Hopper GPU: not run here")
 

@@ -10,20 +10,24 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import torch
-
 
 @functools.cache
 def kind() -> str:
     """ "sm90" with a Hopper GPU that torch can use, else "cpu"."""
+    import torch
+
     return "sm90" if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) else "cpu"
 
 
 def device_name() -> str:
+    import torch
+
     return torch.cuda.get_device_name() if kind() == "sm90" else f"{platform.machine()} CPU"
 
 
 def versions() -> dict[str, str]:
+    import torch
+
     found = {"python": platform.python_version(), "torch": torch.__version__}
     for name in ("tilelang", "apache-tvm-ffi", "transformers", "fla-core", "pytest"):
         try:

@@ -49,16 +49,22 @@ def generate(labels: Iterable[str]) -> dict[str, str]:
     return hashes
 
 
+def known_hashes(digest_file: Path, digest: str) -> dict[str, str]:
+    """What an earlier call generated from the same inputs; nothing if a file is missing or damaged."""
+    try:
+        return dict(json.loads(CACHE.read_text())) if digest_file.read_text() == digest else {}
+    except (OSError, ValueError):
+        return {}
+
+
 def main() -> None:
-    digest_file = CACHE.with_suffix(".inputs")
-    known: dict[str, str] = {}
-    if CACHE.exists() and digest_file.exists() and digest_file.read_text() == input_digest():
-        known = json.loads(CACHE.read_text())
+    digest_file, digest = CACHE.with_suffix(".inputs"), input_digest()
+    known = known_hashes(digest_file, digest)
     labels = recorded_labels(RECORDS) | recorded_labels(CACHE.parent)
     known.update(generate(labels - set(known)))
     CACHE.parent.mkdir(exist_ok=True)
     CACHE.write_text(json.dumps({label: known[label] for label in sorted(labels)}, indent=1) + "\n")
-    digest_file.write_text(input_digest())
+    digest_file.write_text(digest)
 
 
 if __name__ == "__main__":

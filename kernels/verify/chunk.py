@@ -14,37 +14,15 @@ Shared memory: 54 KiB at BV = 64, K = 128.
 """
 
 # mypy: disable-error-code="no-untyped-def, valid-type"
-import dataclasses
 from typing import Any
 
 import tilelang.language as T
 
 from kernels import steps
-from kernels.steps import TM
+from kernels.tile import TM
+from kernels.verify.config import PARTS, Config
 
 PASS_CONFIGS: dict[str, Any] = {"tl.disable_tma_lower": True, "tl.disable_warp_specialized": True}
-
-#: exact bf16 parts of a pool element
-PARTS = {"bfloat16": 1, "float16": 2, "float32": 3}
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """Static configuration. N, tokens, pool size, pitches and scales are run-time arguments."""
-
-    H: int
-    HV: int
-    pool: str = "bfloat16"  # dtype of pool and snapshots
-    raw_gates: bool = True  # takes a, b, A_log, dt_bias; else g, beta
-    gate_dtype: str = "bfloat16"  # of a and b, or of g and beta
-    bias_dtype: str = "float32"  # of dt_bias
-    l2norm: bool = True
-    commit: bool = False
-    blocks: bool = False  # a request may have more than 16 tokens
-    K: int = 128
-    V: int = 128
-    BV: int = 64
-    threads: int = 128
 
 
 def build(c: Config) -> Any:

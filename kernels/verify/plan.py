@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 
 from kernels.runtime import Program
-from kernels.steps import TM
-from kernels.verify.chunk import Config
+from kernels.tile import TM
+from kernels.verify.config import Config
 
 #: state shapes that the programs are built and tested for
 SUPPORTED_K = (128,)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels import runtime
+from kernels.verify import contract
 from tests.gate_engine import Evidence
 from tests.verify.cases import check, make
 
@@ -93,6 +94,27 @@ def test_indices_beyond_a_buffer_are_padding(commit: bool, device: torch.device,
     case.state_indices[0], case.state_indices[2], case.rows[1] = -1, -1, -1
     wild.run()
     check(wild, evidence, case.expected())
+
+
+@pytest.mark.criterion("3.27")
+@pytest.mark.parametrize("commit", (False, True))
+@pytest.mark.parametrize(
+    "cu_seqlens", ((0, 30, 12), (0, -5, 24), (-7, 12, 24), (0, 12, 2**31 - 1), (2**31 - 1, 0, 24), (0, 0, 24)), ids=str
+)
+def test_senseless_lengths_are_memory_safe(
+    cu_seqlens: tuple[int, ...], commit: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the host would refuse, as a device would see it: the values of these outputs mean nothing."""
+    monkeypatch.setattr(contract, "_check_cu_seqlens", lambda *_: None)
+    case = make(T=(12, 12), disable_state_update=not commit, pitched=True, device=device)
+    case.cu_seqlens = torch.tensor(cu_seqlens, dtype=torch.int32, device=device)
+    case.run()
+    for buffer in (case.pool, case.o, case.states):
+        assert buffer.gaps_intact(), "bytes outside a view changed"
+    others = [row for row in range(len(case.states.view)) if row not in case.rows[:2].tolist()]
+    assert not case.states.changed()[others].any(), "a snapshot row of no request changed"
+    others = [slot for slot in range(len(case.pool.view)) if slot not in case.state_indices.tolist()]
+    assert not case.pool.changed()[others].any(), "a slot of no request changed"
 
 
 @pytest.mark.criterion("3.8")

@@ -1,0 +1,27 @@
+"""What the verify program is built from; importing it needs no compiler, so that CPU tensors need none either."""
+
+from __future__ import annotations
+
+import dataclasses
+
+#: exact bf16 parts of a pool element
+PARTS = {"bfloat16": 1, "float16": 2, "float32": 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Static configuration. N, tokens, pool size, pitches and scales are run-time arguments."""
+
+    H: int
+    HV: int
+    pool: str = "bfloat16"  # dtype of pool and snapshots
+    raw_gates: bool = True  # takes a, b, A_log, dt_bias; else g, beta
+    gate_dtype: str = "bfloat16"  # of a and b, or of g and beta
+    bias_dtype: str = "float32"  # of dt_bias
+    l2norm: bool = True
+    commit: bool = False
+    blocks: bool = False  # a request may have more than 16 tokens
+    K: int = 128
+    V: int = 128
+    BV: int = 64
+    threads: int = 128

@@ -1,0 +1,401 @@
+"""The gate engine in small projects of its own: what it refuses, what it calls a pass, what it writes."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels import runtime
+from tests import gate_engine
+from tests import machine as machine_facts
+
+pytest_plugins = ["pytester"]
+
+USAGE_ERROR, OK, FAILED = pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED
+
+
+class Project:
+    """A project with one gate: its page lists `criteria`, its tests are in checks/."""
+
+    def __init__(self, pytester: pytest.Pytester) -> None:
+        self.pytester = pytester
+        self.root: Path = pytester.path
+        options = "-p tests.gate_engine --strict-markers --import-mode=importlib"
+        pytester.makeini(f"[pytest]\ntestpaths = checks\naddopts = {options}\n")
+
+    def page(self, *criteria: str, gate: int = 1) -> None:
+        lines = "".join(f'  "{id_}": sentence of {id_}\n' for id_ in criteria)
+        self.write(f"specs/gates/gate{gate}.md", f"---\ngate: {gate}\ncriteria:\n{lines}---\n\n# Gate {gate}\n")
+
+    def tests(self, body: str, name: str = "test_it") -> None:
+        head = 'import pytest\n\nproves = lambda *ids: pytest.mark.criterion(*(ids or ("1.1",)))\n\n'
+        self.write(f"checks/{name}.py", head + textwrap.dedent(body))
+
+    def write(self, path: str, text: str) -> None:
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).write_text(text)
+
+    def run(self, *args: str) -> pytest.RunResult:
+        return self.pytester.runpytest_inprocess(*args)
+
+    def record(self, folder: str = ".gates", machine: str = "cpu") -> dict[str, Any]:
+        return json.loads((self.root / folder / f"gate1.{machine}.json").read_text())
+
+    def verdicts(self) -> dict[str, str]:
+        return {id_: found["verdict"] for id_, found in self.record()["criteria"].items()}
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # other plugins take seconds to load
+    monkeypatch.setattr(machine_facts, "kind", lambda: "cpu")
+    monkeypatch.setattr(machine_facts, "versions", lambda: {"torch": "0"})
+    monkeypatch.setattr(runtime, "SOURCES", {})
+    made = Project(pytester)
+    made.page("1.1")
+    made.tests("@proves()\ndef test_it(): pass")
+    return made
+
+
+def refused(result: pytest.RunResult, text: str) -> bool:
+    return result.ret == USAGE_ERROR and text in result.stderr.str()
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("args", [(), ("--gate", "1"), ("checks",), (".",), ("-k", "test_it")], ids=" ".join)
+def test_a_criterion_needs_a_test(project: Project, args: tuple[str, ...]) -> None:
+    assert project.run(*args).ret == OK
+    project.page("1.1", "1.2", "1.10")
+    assert refused(project.run(*args), "criteria without a test: 1.2, 1.10")
+
+
+@pytest.mark.parametrize("args", [(), ("--gate", "1"), ("checks/test_it.py",)], ids=" ".join)
+@pytest.mark.parametrize("id_", ["1.7", "2.1", "one"])
+def test_a_test_names_an_existing_criterion(project: Project, args: tuple[str, ...], id_: str) -> None:
+    project.tests(f"@proves('1.1', '{id_}')\ndef test_it(): pass")
+    assert refused(project.run(*args), f"tests name criteria that no gate page lists: {id_}")
+
+
+def test_another_gate_may_be_unfinished(project: Project) -> None:
+    project.page("2.1", gate=2)
+    assert project.run("--gate", "1").ret == OK
+    assert refused(project.run(), "criteria without a test: 2.1")
+    assert refused(project.run("--gate", "2"), "criteria without a test: 2.1")
+
+
+def test_a_partial_run_does_not_need_every_test(project: Project) -> None:
+    project.page("1.1", "1.2")
+    for args in (["checks/test_it.py"], ["checks/test_it.py::test_it"], ["--ignore=checks/test_other.py"]):
+        assert project.run(*args).ret == OK
+
+
+@pytest.mark.parametrize("arg", ["checks/test_it.py", "--ignore=checks/test_other.py", "--lf"])
+def test_a_gate_is_never_partial(project: Project, arg: str) -> None:
+    """Part of a criterion's tests must not make it pass."""
+    project.tests("@proves()\ndef test_other(): assert False", "test_other")
+    assert refused(project.run("--gate", "1", arg), "runs every test of the gate")
+    assert not (project.root / ".gates").exists()
+
+
+def test_options_that_make_no_record(project: Project) -> None:
+    assert refused(project.run("--record"), "--record needs --gate N")
+    assert refused(project.run("--gate", "5"), "--gate 5: specs/gates/ lists no criterion")
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("# no front matter", "front matter"),
+        ("---\ngate: 1\n---\n", "front matter"),
+        ("---\ncriteria: {}\n---\n", "front matter"),
+        ("---\ngate: 1\ncriteria: [one]\n---\n", "front matter"),
+        ("---\ngate: 1\ncriteria: {\n---\n", "front matter"),
+        ("---\ngate: 2\ncriteria: {'2.1': one}\n---\n", "must be of gate 1, not 2"),
+        ("---\ngate: 1\ncriteria: {1.1: one}\n---\n", "criterion 1.1 is not a string '1.<n>'"),
+        ("---\ngate: 1\ncriteria: {'2.1': one}\n---\n", "criterion '2.1' is not"),
+        ("---\ngate: 1\ncriteria: {'1.x': one}\n---\n", "criterion '1.x' is not"),
+        ("---\ngate: 1\ncriteria: {'1': one}\n---\n", "criterion '1' is not"),
+        ("---\ngate: 1\ncriteria: {'1.1': ''}\n---\n", "criterion 1.1 has no sentence"),
+        ("---\ngate: 1\ncriteria: {'1.1': one, '1.1': two}\n---\n", "1.1 is listed twice"),
+    ],
+)
+def test_malformed_pages_are_refused(project: Project, page: str, text: str) -> None:
+    project.write("specs/gates/gate1.md", page)
+    result = project.run()
+    assert refused(result, "gate1.md: ") and text in result.stderr.str()
+
+
+# What is a pass
+
+
+@pytest.mark.parametrize(
+    ("test", "verdict", "status"),
+    [
+        ("def test_second(): pass", "pass", OK),
+        ("def test_second(): assert False", "fail", FAILED),
+        ("def test_second(no_such_fixture): pass", "fail", FAILED),
+        ("def test_second(broken_teardown): pass", "fail", FAILED),
+        ("def test_second(skipping_teardown): assert False", "fail", FAILED),
+        ("@pytest.mark.xfail(strict=True)\ndef test_second(): pass", "fail", FAILED),
+        ("@pytest.mark.xfail\ndef test_second(): pass", "not-run", OK),
+        ("@pytest.mark.xfail\ndef test_second(): assert False", "not-run", OK),
+        ("@pytest.mark.skip\ndef test_second(): pass", "not-run", OK),
+        ("def test_second(): pytest.skip()", "not-run", OK),
+        ("@pytest.mark.sm90\ndef test_second(): pass", "not-run", OK),
+        ("@pytest.mark.parametrize('x', [0, 1])\ndef test_second(x): assert not x", "fail", FAILED),
+        ("@pytest.mark.parametrize('x', [])\ndef test_second(x): pass", "not-run", OK),
+    ],
+)
+def test_verdicts(project: Project, test: str, verdict: str, status: int) -> None:
+    """Beside a test that passes; a criterion of another test stays untouched."""
+    fixtures = """
+    @pytest.fixture
+    def broken_teardown():
+        yield
+        assert False
+
+    @pytest.fixture
+    def skipping_teardown():
+        yield
+        pytest.skip()
+
+    @proves("1.1", "1.2")
+    def test_first(): pass
+
+    """
+    project.page("1.1", "1.2")
+    project.tests(textwrap.dedent(fixtures) + f"@proves()\n{test}")
+    result = project.run("--gate", "1")
+    assert result.ret == status
+    assert project.verdicts() == {"1.1": verdict, "1.2": "pass"}
+    label = {"pass": "pass", "fail": "FAIL", "not-run": "not run here"}[verdict]
+    result.stdout.fnmatch_lines([f"*1.1  {label} * tests  sentence of 1.1"])
+
+
+@pytest.mark.parametrize(
+    ("args", "criteria"),
+    [
+        (("-k", "not last"), {"1.1": "not-run", "1.2": "pass"}),
+        (("--deselect", "checks/test_it.py::test_last"), {"1.1": "not-run", "1.2": "pass"}),
+        (("-x",), {"1.1": "not-run", "1.2": "fail"}),
+    ],
+    ids=["k", "deselect", "x"],
+)
+def test_what_was_not_reached_is_not_a_pass(project: Project, args: tuple[str, ...], criteria: dict[str, str]) -> None:
+    project.page("1.1", "1.2")
+    failing = criteria["1.2"] == "fail"
+    project.tests(
+        f"""
+        @proves()
+        def test_first(): pass
+
+        @proves("1.2")
+        def test_second(): assert {not failing}
+
+        @proves()
+        def test_last(): pass
+        """
+    )
+    project.run("--gate", "1", *args)
+    assert project.verdicts() == criteria
+
+
+@pytest.mark.parametrize("broken", ["import no_such_module", "def test_x(): pytest.exit('stop')"])
+def test_a_session_cut_short_leaves_no_outcome(project: Project, broken: str) -> None:
+    project.tests(broken if "import" in broken else f"@proves()\n{broken}", "test_another")
+    result = project.run("--gate", "1", "--record")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert not (project.root / ".gates").exists() and not (project.root / "specs" / "results").exists()
+
+
+def test_a_broken_module_is_not_a_missing_test(project: Project) -> None:
+    project.tests("import no_such_module\n\n@proves()\ndef test_it(): pass")
+    for args in ((), ("--gate", "1")):
+        result = project.run(*args)
+        assert result.ret == pytest.ExitCode.INTERRUPTED
+        result.stdout.fnmatch_lines(["*ModuleNotFoundError: No module named 'no_such_module'"])
+
+
+def test_only_the_tests_of_the_gate_run(project: Project) -> None:
+    project.page("2.1", gate=2)
+    project.tests(
+        """
+        def test_no_criterion(): assert False
+
+        @proves("2.1")
+        def test_of_another_gate(): assert False
+
+        @proves("1.1", "2.1")
+        class TestBoth:
+            def test_one(self): pass
+            def test_two(self): pass
+        """
+    )
+    result = project.run("--gate", "1")
+    result.assert_outcomes(passed=2, deselected=2)
+    assert project.record()["criteria"] == {"1.1": {"verdict": "pass", "tests": 2, "evidence": []}}
+
+
+def test_a_hopper_gpu_runs_what_needs_one(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_facts, "kind", lambda: "sm90")
+    monkeypatch.setattr(machine_facts, "device_name", lambda: "some GPU")
+    project.tests("@proves()\n@pytest.mark.sm90\ndef test_it(): pass")
+    project.run("--gate", "1")
+    record = project.record(machine="sm90")
+    assert (record["device"], record["criteria"]["1.1"]["verdict"]) == ("some GPU", "pass")
+
+
+# What is written
+
+
+def test_only_a_record_is_written_to_specs(project: Project) -> None:
+    results = project.root / "specs" / "results"
+    assert project.run().ret == OK
+    assert not (project.root / ".gates").exists()
+    assert project.run("--gate", "1", "--commit", "abc").ret == OK
+    assert project.record()["commit"] == "abc"
+    assert not results.exists()
+    assert project.run("--gate", "1", "--record").ret == OK
+    assert [path.name for path in results.iterdir()] == ["gate1.cpu.json"]
+    record = project.record("specs/results")
+    assert record == project.record()
+    assert record["gate"] == 1 and record["machine"] == "cpu"
+    assert set(record) == {"gate", "machine", "device", "date", "commit", "versions", "sources", "criteria"}
+
+
+def test_the_worst_evidence_of_all_cases(project: Project) -> None:
+    project.tests(
+        """
+        @proves()
+        @pytest.mark.parametrize("x", [0.25, 0.75, 0.5])
+        def test_it(x, evidence):
+            evidence.at_most("error", x, 1.0, "ulp")
+            evidence.at_least("accuracy", x, 0.0)
+            evidence.equal("differences", 0, 0)
+            evidence.note("registers", 40)
+        """
+    )
+    result = project.run("--gate", "1")
+    assert project.record()["criteria"]["1.1"]["evidence"] == [
+        {"name": "error", "value": 0.75, "limit": 1.0, "unit": "ulp", "relation": "<=", "cases": 3},
+        {"name": "accuracy", "value": 0.25, "limit": 0.0, "unit": "", "relation": ">=", "cases": 3},
+        {"name": "differences", "value": 0, "limit": 0, "unit": "", "relation": "==", "cases": 3},
+        {"name": "registers", "value": 40, "limit": None, "unit": "", "relation": None, "cases": 3},
+    ]
+    result.stdout.fnmatch_lines(["*error: 0.75 ulp  (<= 1.0)  ?3 cases?"])
+
+
+def test_failed_evidence_is_kept(project: Project) -> None:
+    project.tests(
+        """
+        @proves()
+        @pytest.mark.parametrize("x", [0.5, float("nan"), 0.75])
+        def test_it(x, evidence): evidence.at_most("error", x, 1.0)
+        """
+    )
+    assert project.run("--gate", "1").ret == FAILED
+    (item,) = project.record()["criteria"]["1.1"]["evidence"]
+    assert math.isnan(item["value"]) and item["cases"] == 3
+
+
+@pytest.mark.parametrize(
+    ("relation", "good", "bad"),
+    [
+        ("<=", (1.0, 2.0), (2.0, 1.0)),
+        ("<=", (0.0, 0.0), (math.nan, 0.0)),
+        (">=", (2.0, 1.0), (1.0, 2.0)),
+        (">=", (2.0, 1.0), (math.nan, 1.0)),
+        ("==", (3, 3), (4, 3)),
+        ("==", (0.0, 0.0), (math.nan, 0.0)),
+    ],
+)
+def test_a_check_holds_or_fails(relation: str, good: tuple[float, float], bad: tuple[float, float]) -> None:
+    method = {"<=": "at_most", ">=": "at_least", "==": "equal"}[relation]
+    evidence = gate_engine.Evidence()
+    getattr(evidence, method)("x", *good)
+    with pytest.raises(AssertionError, match=f"x = {bad[0]}, required {relation} {bad[1]}"):
+        getattr(evidence, method)("x", *bad)
+    assert [item["value"] for item in evidence.items[:1]] == [good[0]]
+    assert len(evidence.items) == 2
+
+
+@pytest.mark.parametrize(
+    ("relation", "bad", "fine"),
+    [
+        ("<=", (0.5, 1.0), (0.25, 1.0)),
+        ("<=", (2e-20, 1.0), (1e-20, 1.0)),  # both shares of the limit round to 1
+        ("<=", (0.5, 1.0), (5.0, 100.0)),  # closer to its own limit
+        ("<=", (math.nan, 1.0), (2.0, 1.0)),
+        ("<=", (math.nan, 1.0), (0.5, 2.0)),
+        ("<=", (math.inf, 1.0), (0.5, 2.0)),
+        (">=", (0.5, 0.25), (0.75, 0.25)),
+        (">=", (math.nan, 0.25), (0.75, 0.5)),
+        ("==", (2, 1), (1, 1)),
+        ("==", (2, 1), (7, 7)),
+    ],
+)
+def test_the_worse_of_two(relation: str, bad: tuple[float, float], fine: tuple[float, float]) -> None:
+    first, second = ({"value": value, "limit": limit, "relation": relation} for value, limit in (bad, fine))
+    assert gate_engine.worse(first, second) is first
+    assert gate_engine.worse(second, first) is first
+    note = {"value": 3, "limit": None, "relation": None}
+    assert gate_engine.worse(note, first) is first and gate_engine.worse(first, note) is first
+
+
+# With pytest-xdist, as the nox sessions run it
+
+
+def test_workers_give_the_same_record(project: Project) -> None:
+    project.page("1.1", "1.2", "1.3", "1.4")
+    project.tests(
+        """
+        from kernels import runtime
+
+        @proves()
+        @pytest.mark.parametrize("x", range(5))
+        def test_pass(x, evidence):
+            evidence.at_most("error", x, 9)
+            runtime.SOURCES[f"program(x={x})"] = f"hash {x}"
+
+        @proves("1.2")
+        @pytest.mark.parametrize("x", range(3))
+        def test_fail(x): assert x
+
+        @proves("1.3")
+        @pytest.mark.parametrize("x", range(3))
+        def test_skip(x): x or pytest.skip()
+
+        @proves("1.4")
+        @pytest.mark.parametrize("x", range(3))
+        def test_deselected(x): pass
+        """
+    )
+    args = ("--gate", "1", "--deselect", "checks/test_it.py::test_deselected[1]")
+    assert project.run(*args).ret == FAILED
+    alone = project.record()
+    assert project.verdicts() == {"1.1": "pass", "1.2": "fail", "1.3": "not-run", "1.4": "not-run"}
+    assert alone["sources"] == {f"program(x={x})": f"hash {x}" for x in range(5)}
+    runtime.SOURCES.clear()
+    (project.root / ".gates" / "gate1.cpu.json").unlink()
+    assert project.run(*args, "-p", "xdist", "-n", "2").ret == FAILED
+    assert {**project.record(), "date": ""} == {**alone, "date": ""}
+
+
+def test_workers_report_what_is_untraceable(project: Project) -> None:
+    project.page("1.1", "1.2")
+    assert refused(project.run("--gate", "1", "-p", "xdist", "-n", "1"), "criteria without a test: 1.2")
+    assert not (project.root / ".gates").exists()
+
+
+def test_a_worker_writes_nothing(project: Project) -> None:
+    """It has seen a part of the tests; its controller may yet be interrupted."""
+    project.write("conftest.py", "def pytest_configure(config): config.workerinput, config.workeroutput = {}, {}\n")
+    assert project.run("--gate", "1", "--record").ret == OK
+    assert not (project.root / ".gates").exists() and not (project.root / "specs" / "results").exists()
