@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import datetime
 import json
-import re
-from collections.abc import Hashable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
 from kernels import runtime
 from tests import machine as machine_facts
+from tests.criteria import gate_of, load_criteria, sort_key
 
-CRITERION = re.compile(r"(\d+)\.\d+")
 #: a session that ended in any other way was cut short and proves nothing
 COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 RELATIONS = {
@@ -30,38 +27,6 @@ RELATIONS = {
     ">=": lambda value, limit: value >= limit,
     "==": lambda value, limit: value == limit,
 }
-
-
-class UniqueKeys(yaml.SafeLoader):
-    """YAML in which a key that is listed twice is an error, not the last one's victory."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key) for key, _ in node.value]
-        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
-        if twice:
-            raise yaml.YAMLError(f"{', '.join(twice)} is listed twice")
-        return super().construct_mapping(node, deep)
-
-
-def load_criteria(pages: Path) -> dict[str, str]:
-    """Criterion id -> its sentence, over all gate pages. Raises UsageError on a malformed page or a duplicate id."""
-    criteria: dict[str, str] = {}
-    for page in sorted(pages.glob("gate*.md")):
-        try:
-            front = yaml.load(page.read_text().split("---", 2)[1], UniqueKeys)
-            gate, listed = front["gate"], dict(front["criteria"])
-        except (yaml.YAMLError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise pytest.UsageError(f"{page.name}: front matter without gate and criteria: {error}") from error
-        if page.stem != f"gate{gate}":
-            raise pytest.UsageError(f"{page.name}: this page must be of gate {page.stem[4:]}, not {gate}")
-        for key, text in listed.items():
-            match = CRITERION.fullmatch(key) if isinstance(key, str) else None
-            if match is None or match[1] != str(gate):
-                raise pytest.UsageError(f"{page.name}: criterion {key!r} is not a string '{gate}.<n>'")
-            if not isinstance(text, str) or not text.strip():
-                raise pytest.UsageError(f"{page.name}: criterion {key} has no sentence")
-        criteria |= listed
-    return criteria
 
 
 class Evidence:
@@ -88,7 +53,10 @@ class Evidence:
 
 
 def worse(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Of two evidence items of one name, the one to show: a failed one, else the closest to its limit."""
+    """Of two evidence items of one name, the one to show: a failed one, else the closest to its limit.
+
+    Of two notes the larger number.
+    """
     return new if _margin(new) < _margin(old) else old
 
 
@@ -96,7 +64,7 @@ def _margin(item: dict[str, Any]) -> tuple[float, float]:
     """Sorts worse items first: by distance to the limit as a share of the limit, then by value."""
     relation, value, limit = item["relation"], item["value"], item["limit"]
     if relation is None:
-        return float("inf"), 0.0
+        return float("inf"), -value if isinstance(value, (int, float)) else 0.0
     if relation == "==":
         return (0.0 if value == limit else float("-inf")), 0.0
     if value != value:  # NaN
@@ -265,14 +233,6 @@ def covers_suite(config: pytest.Config) -> bool:
 
 def criteria_of(item: pytest.Item) -> list[str]:
     return [id_ for mark in item.iter_markers("criterion") for id_ in mark.args]
-
-
-def gate_of(criterion: str) -> int:
-    return int(criterion.split(".")[0])
-
-
-def sort_key(criterion: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in criterion.split("."))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

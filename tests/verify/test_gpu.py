@@ -125,10 +125,12 @@ def test_emulator_and_gpu(
     on_cpu.run()
     name = str(pool)[6:]
     stored = ~on_cpu.states.view.isnan()
-    for what, x, y, limit in (
-        ("o", on_gpu.o.view.cpu(), on_cpu.o.view, 5e-4),
-        (f"{name} states", on_gpu.states.view.cpu()[stored], on_cpu.states.view[stored], 5e-4),
-        (f"{name} pool", on_gpu.pool.view.cpu(), on_cpu.pool.view, 5e-4),
+    for what, x, y in (
+        ("o", on_gpu.o.view.cpu(), on_cpu.o.view),
+        (f"{name} states", on_gpu.states.view.cpu()[stored], on_cpu.states.view[stored]),
+        (f"{name} pool", on_gpu.pool.view.cpu(), on_cpu.pool.view),
     ):
+        # 16 bits hide all but a changed rounding here and there; 4096 units of fp32 are 5e-5 of the RMS
+        limit, largest = (1e-6, 4096) if x.dtype == torch.float32 else (5e-4, 2)
         evidence.at_most(f"{what}: emulator against GPU, relative L2", relative_l2(x, y.double()), limit)
-        evidence.note(f"{what}: emulator against GPU, largest difference", ulps(x, y), "ulp")
+        evidence.at_most(f"{what}: emulator against GPU, largest difference", ulps(x, y), largest, "ulp")
