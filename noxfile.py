@@ -16,6 +16,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 import nox
@@ -44,11 +45,15 @@ nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
 
 
+#: makes the packages in a directory visible to an environment, behind its own; works from within a venv too
+SEE_PACKAGES = "import pathlib, sys, sysconfig; " + (
+    "pathlib.Path(sysconfig.get_paths()['purelib'], 'own_torch.pth').write_text(sys.argv[1])"
+)
 #: the interpreter that sessions run; `env` replaces it under --no-venv
 interpreter = str(ROOT / ".nox" / "env" / "bin" / "python")
 
 
-@nox.session(venv_params=["--system-site-packages"] if OWN_TORCH else [], default=False)
+@nox.session(default=False)
 def env(session: nox.Session) -> None:
     """The environment all others share: what the constraints file pins, installed once per content of that file."""
     global interpreter
@@ -64,7 +69,9 @@ def env(session: nox.Session) -> None:
     pins = Path(session.create_tmp()) / "constraints.txt"
     lines = CONSTRAINTS.read_text().splitlines()
     pins.write_text("\n".join(line for line in lines if not (OWN_TORCH and line.startswith("torch=="))))
-    if not OWN_TORCH:
+    if OWN_TORCH:
+        session.run("python", "-c", SEE_PACKAGES, sysconfig.get_paths()["purelib"])
+    else:
         session.install("torch", "--constraint", str(pins))
     session.install(*packages, "--constraint", str(pins))
     session.install("--no-deps", *BARE_PACKAGES, "--constraint", str(pins))

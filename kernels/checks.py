@@ -38,16 +38,22 @@ def tensor(
         )
 
 
-def inner_contiguous(name: str, x: torch.Tensor, dims: int) -> None:
-    """The last `dims` dimensions of `x` are contiguous; the outer ones may have any pitch."""
-    expected = 1
-    for size, stride in zip(reversed(x.shape[-dims:]), reversed(x.stride()[-dims:]), strict=True):
-        if size > 1 and stride != expected:
+def inner_contiguous(name: str, x: torch.Tensor, dims: int) -> torch.Tensor:
+    """`x`, whose last `dims` dimensions are contiguous; the outer ones may have any pitch.
+
+    torch leaves the stride of a dimension of size 1 open, a launch does not: such strides are made canonical, in a
+    view. Raises ValueError where a larger dimension is not contiguous.
+    """
+    strides, expected = list(x.stride()), 1
+    for dim in range(x.dim() - 1, x.dim() - 1 - dims, -1):
+        if strides[dim] != expected and x.shape[dim] > 1:
             raise ValueError(
                 f"{name} has strides {tuple(x.stride())}, the last {dims} dimensions must be contiguous; "
                 f"pass {name}.contiguous() or a view that is sliced only in its outer dimensions"
             )
-        expected *= size
+        strides[dim] = expected
+        expected *= x.shape[dim]
+    return x if strides == list(x.stride()) else x.as_strided(x.shape, strides)
 
 
 def pitches(name: str, x: torch.Tensor, dims: int, elements: int = 8) -> None:
@@ -61,4 +67,9 @@ def pitches(name: str, x: torch.Tensor, dims: int, elements: int = 8) -> None:
             raise ValueError(
                 f"{name} has strides {tuple(x.stride())}, its outer strides must be multiples of {elements} elements; "
                 f"pass {name}.contiguous() or pad its rows"
+            )
+        if size > 1 and not 0 <= stride < 2**31:
+            raise ValueError(
+                f"{name} has strides {tuple(x.stride())}, must lie between 0 and 2^31 - 1 elements; "
+                f"pass {name}.contiguous()"
             )

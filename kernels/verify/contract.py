@@ -66,12 +66,9 @@ def check(
     checks.tensor("cu_seqlens", cu_seqlens, (N + 1,), INDEX, device)
     checks.tensor("intermediate_states", intermediate_states, (None, None, HV, V, K), (ssm_states.dtype,), device)
     checks.tensor("intermediate_indices", intermediate_indices, (None,), INDEX, device, least=(N,))
-    for name, x in (
-        ("state_indices", state_indices),
-        ("cu_seqlens", cu_seqlens),
-        ("intermediate_indices", intermediate_indices),
-    ):
+    for name, x in (("state_indices", state_indices), ("cu_seqlens", cu_seqlens)):
         checks.inner_contiguous(name, x, 1)
+    checks.inner_contiguous("intermediate_indices", intermediate_indices, 1)
     _check_steps(NT, N, intermediate_states.shape[1], cache_steps)
     if device.type == "cpu":
         _check_cu_seqlens(cu_seqlens, NT, intermediate_states.shape[1] if cache_steps is None else cache_steps)
@@ -124,10 +121,22 @@ def check_activated_gates(g: Tensor, beta: Tensor, v: Tensor) -> None:
     checks.tensor("beta", beta, v.shape[:2], floats, v.device)
 
 
-def check_launchable(
-    q: Tensor, k: Tensor, v: Tensor, ssm_states: Tensor, o: Tensor, intermediate_states: Tensor
-) -> None:
-    """What the SM90 programs need beyond the contract: state shapes they are built for, and 16-byte accesses."""
+def launchable(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ssm_states: Tensor,
+    state_indices: Tensor,
+    cu_seqlens: Tensor,
+    o: Tensor,
+    intermediate_states: Tensor,
+    intermediate_indices: Tensor,
+) -> tuple[Tensor, ...]:
+    """The same tensors as the SM90 programs take them: N indices, canonical strides; views, never copies.
+
+    Raises ValueError for what the programs need beyond the contract: a Hopper GPU, the state shapes they are built for,
+    and 16-byte accesses.
+    """
     if q.device.type not in ("cuda", "cpu"):
         raise ValueError(f"q is on {q.device}, must be on a CUDA device or on the CPU")
     if q.device.type == "cuda" and runtime.capability(q.device) != (9, 0):
@@ -138,10 +147,17 @@ def check_launchable(
         raise ValueError(f"K is {K}, must be one of {SUPPORTED_K} on a GPU; CPU tensors take any K")
     if V not in SUPPORTED_V:
         raise ValueError(f"V is {V}, must be one of {SUPPORTED_V} on a GPU; CPU tensors take any V")
-    for name, x in (("q", q), ("k", k), ("v", v), ("o", o)):
-        checks.inner_contiguous(name, x, 2)
-        checks.pitches(name, x, 1)
-    checks.inner_contiguous("ssm_states", ssm_states, 3)
-    checks.pitches("ssm_states", ssm_states, 1)
-    checks.inner_contiguous("intermediate_states", intermediate_states, 3)
-    checks.pitches("intermediate_states", intermediate_states, 2)
+    return (
+        *(_wide(name, x, 1) for name, x in (("q", q), ("k", k), ("v", v), ("ssm_states", ssm_states))),
+        checks.inner_contiguous("state_indices", state_indices, 1),
+        checks.inner_contiguous("cu_seqlens", cu_seqlens, 1),
+        _wide("o", o, 1),
+        _wide("intermediate_states", intermediate_states, 2),
+        checks.inner_contiguous("intermediate_indices", intermediate_indices[: state_indices.shape[0]], 1),
+    )
+
+
+def _wide(name: str, x: Tensor, outer: int) -> Tensor:
+    """`x` contiguous but for its first `outer` dimensions, which allow 16-byte accesses."""
+    checks.pitches(name, x, outer)
+    return checks.inner_contiguous(name, x, x.dim() - outer)

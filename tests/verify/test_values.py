@@ -128,6 +128,38 @@ def test_pitches(pool: torch.dtype, device: torch.device, evidence: Evidence) ->
     assert pointers == [x.data_ptr() for x in (case.q, case.k, case.v)]
 
 
+@pytest.mark.criterion("3.8")
+def test_open_strides_of_single_elements(
+    device: torch.device, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch leaves the stride of a dimension of size 1 open; a launch gets canonical ones, without a copy."""
+    case = make(N=1, T=1, H=1, HV=1, device=device)
+    for name in ("q", "k", "v"):
+        x = getattr(case, name)
+        setattr(case, name, x.as_strided(x.shape, (3, 5, 1)))
+    for buffer in (case.pool, case.o, case.states):
+        shape = buffer.view.shape
+        odd = [7 if size == 1 else stride for size, stride in zip(shape, buffer.view.stride(), strict=True)]
+        buffer.view = buffer.view.as_strided(shape, odd)
+    for name in ("state_indices", "A_log", "dt_bias"):
+        setattr(case, name, getattr(case, name).as_strided((1,), (9,)))
+    case.rows = case.rows[:1].as_strided((1,), (9,))
+    launched: list[torch.Tensor] = []
+    real = runtime.launch
+
+    def spy(program: runtime.Program, *args: torch.Tensor) -> None:
+        launched.extend(x for x in args if isinstance(x, torch.Tensor))
+        real(program, *args)
+
+    monkeypatch.setattr(runtime, "launch", spy)
+    case.run()
+    check(case, evidence)
+    for x in launched:
+        outer = {2: 2, 5: 2, 1: 0}.get(x.dim(), 1)
+        assert x.stride()[outer:] == torch.empty(x.shape).stride()[outer:]
+    assert launched[0].data_ptr() == case.q.data_ptr()
+
+
 @pytest.mark.criterion("3.9")
 @pytest.mark.parametrize(("H", "HV"), ((2, 2), (2, 4), (1, 3), (2, 8), (1, 8)))
 def test_head_groups(H: int, HV: int, device: torch.device, evidence: Evidence) -> None:
@@ -188,8 +220,9 @@ def test_determinism(pool: torch.dtype, device: torch.device) -> None:
 
 
 @pytest.mark.criterion("3.17")
+@pytest.mark.parametrize("short", (True, False), ids=("up to 16 steps", "more"))
 def test_sizes_and_pitches_do_not_compile(
-    device: torch.device, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+    short: bool, device: torch.device, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The programs that calls of many sizes launch are one program."""
     launched: list[str] = []
@@ -200,7 +233,15 @@ def test_sizes_and_pitches_do_not_compile(
         real(program, *args)
 
     monkeypatch.setattr(runtime, "launch", spy)
-    for N, T, slots, steps, pitched in ((1, 1, 3, 1, False), (5, 12, 9, 16, True), (2, 16, 40, 16, False)):
+    for N, T, slots, steps, pitched in (
+        ((1, 1, 3, 1, False), (5, 12, 9, 16, True), (2, 16, 40, 16, False))
+        if short
+        else (
+            (1, 12, 3, 20, False),
+            (3, 20, 9, 24, True),
+            (2, 7, 40, 40, False),
+        )
+    ):
         case = make(N=N, T=T, slots=slots, steps=steps, pitched=pitched, device=device)
         case.run()
         check(case, evidence)
