@@ -65,7 +65,8 @@ def recurrent_gated_delta_rule_verify(
         q, k: [1, NT, H, K] or [NT, H, K]; v: the same with HV, V. bf16. Token pitch free, [heads, dim] contiguous.
         ssm_states: [slots, HV, V, K], K last, bf16, fp16 or fp32; slot pitch free. Not written unless committing.
         cache_indices: int32 [N], the slot of each request; a negative one (or one beyond the pool) marks padding:
-            nothing is stored and the output rows are zero, whatever the inputs hold. Duplicates are allowed.
+            nothing is stored and the output rows are zero, whatever the inputs hold. Requests may share a slot; when
+            committing, only one whose content does not matter, such as the padding slot 0.
         query_start_loc: int32 [N + 1], non-decreasing from 0: request n has tokens query_start_loc[n] to
             query_start_loc[n + 1] - 1 of the NT packed ones; none at all is allowed. NT <= N * D.
         intermediate_states_buffer: [rows, D, HV, V, K] in the pool's dtype, row and step pitch free. Step t of row

@@ -10,7 +10,7 @@ One CTA owns `BV` rows of one value head of one request: BV x K of the state in 
 block's k and q, and its V columns of v in shared memory. In the solve, threads tx and tx + BV own row tx % BV: both
 solve it, each writes every second output. A state that is not bf16 enters the product as two (fp16) or three (fp32)
 exact bf16 parts, and so does the fp32 state carried from one block of 16 tokens to the next.
-Shared memory: 54 KiB at BV = 64, K = 128.
+Shared memory: 53 KiB at BV = 64, K = 128.
 """
 
 # mypy: disable-error-code="no-untyped-def, valid-type"
