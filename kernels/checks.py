@@ -53,6 +53,9 @@ def inner_contiguous(name: str, x: torch.Tensor, dims: int) -> torch.Tensor:
             )
         strides[dim] = expected
         expected *= x.shape[dim]
+    for dim in range(x.dim() - dims):
+        if x.shape[dim] <= 1:
+            strides[dim] = expected
     return x if strides == list(x.stride()) else x.as_strided(x.shape, strides)
 
 
