@@ -37,7 +37,7 @@ PACKAGES = (
 #: without their own requirements: only single files of theirs are used
 BARE_PACKAGES = ("fla-core",)
 #: the CUDA compiler, where no nvcc is on the PATH
-NVCC_PACKAGES = (*("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl", "nvidia-cuda-runtime"),)
+NVCC_PACKAGES = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl", "nvidia-cuda-runtime")
 
 nox.needs_version = ">=2024.10.9"
 nox.options.sessions = ["gate0", "gate1", "verify"]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import reference.gating
 import reference.pool
-from kernels import checks, runtime
+from kernels import runtime
 from kernels.verify import contract
 from kernels.verify.plan import plan
 
@@ -141,19 +141,19 @@ def fused_recurrent_gdr_verify_gated_fwd(
 
     q, k: [NT, H, K]; v, o: [NT, HV, V]; a, b: [NT, HV]; the rest as there. Allocates nothing, returns nothing.
     """
-    tensors = (q, k, v, ssm_states, state_indices, cu_seqlens, o, intermediate_states, intermediate_indices)
-    contract.check(*tensors, cache_steps)
-    contract.check_raw_gates(a, b, A_log, dt_bias, v)
+    tensors = contract.check(
+        q, k, v, ssm_states, state_indices, cu_seqlens, o, intermediate_states, intermediate_indices, cache_steps
+    )
+    gates = contract.check_raw_gates(a, b, A_log, dt_bias, v)
     if _nothing_to_do(q, state_indices, o):
         return
     if contract.computes_reference(q):
         reference.pool.verify_gated_fwd(
-            q, k, v, a, b, A_log, dt_bias, *tensors[3:], allow_neg_eigval=allow_neg_eigval,
+            q, k, v, *gates, *tensors[3:], allow_neg_eigval=allow_neg_eigval,
             **_reference_options(q, ssm_states, scale, use_qk_l2norm_in_kernel, disable_state_update),
         )  # fmt: skip
         return
     q, k, v, *paging = contract.launchable(*tensors)
-    gates = (a, b, checks.inner_contiguous("A_log", A_log, 1), checks.inner_contiguous("dt_bias", dt_bias, 1))
     program = _plan(q, v, ssm_states, a, dt_bias, intermediate_states, cache_steps, use_qk_l2norm_in_kernel,
                     disable_state_update)  # fmt: skip
     runtime.launch(program, q, k, v, *gates, *paging, _scale(scale, q), 2.0 if allow_neg_eigval else 1.0)
@@ -181,8 +181,9 @@ def fused_recurrent_gdr_verify_fwd(
 
     Otherwise as `fused_recurrent_gdr_verify_gated_fwd`.
     """
-    tensors = (q, k, v, ssm_states, state_indices, cu_seqlens, o, intermediate_states, intermediate_indices)
-    contract.check(*tensors, cache_steps)
+    tensors = contract.check(
+        q, k, v, ssm_states, state_indices, cu_seqlens, o, intermediate_states, intermediate_indices, cache_steps
+    )
     contract.check_activated_gates(g, beta, v)
     if _nothing_to_do(q, state_indices, o):
         return

@@ -45,8 +45,11 @@ def check(
     intermediate_states: Tensor,
     intermediate_indices: Tensor,
     cache_steps: int | None,
-) -> None:
-    """Types, dtypes, shapes and devices of everything but the gates; see `recurrent_gated_delta_rule_verify`."""
+) -> tuple[Tensor, ...]:
+    """Types, dtypes, shapes and devices of everything but the gates; see `recurrent_gated_delta_rule_verify`.
+
+    Returns the tensors in their order, the indices with canonical strides and N row indices.
+    """
     if not isinstance(q, Tensor) or q.dim() != 3:
         raise ValueError(f"q has shape {tuple(getattr(q, 'shape', ()))}, must be (NT, H, K)")
     reference = computes_reference(q)
@@ -66,12 +69,13 @@ def check(
     checks.tensor("cu_seqlens", cu_seqlens, (N + 1,), INDEX, device)
     checks.tensor("intermediate_states", intermediate_states, (None, None, HV, V, K), (ssm_states.dtype,), device)
     checks.tensor("intermediate_indices", intermediate_indices, (None,), INDEX, device, least=(N,))
-    for name, x in (("state_indices", state_indices), ("cu_seqlens", cu_seqlens)):
-        checks.inner_contiguous(name, x, 1)
-    checks.inner_contiguous("intermediate_indices", intermediate_indices, 1)
+    state_indices = checks.inner_contiguous("state_indices", state_indices, 1)
+    cu_seqlens = checks.inner_contiguous("cu_seqlens", cu_seqlens, 1)
+    rows = checks.inner_contiguous("intermediate_indices", intermediate_indices, 1)[:N]
     _check_steps(NT, N, intermediate_states.shape[1], cache_steps)
     if device.type == "cpu":
         _check_cu_seqlens(cu_seqlens, NT, intermediate_states.shape[1] if cache_steps is None else cache_steps)
+    return q, k, v, ssm_states, state_indices, cu_seqlens, o, intermediate_states, rows
 
 
 def _check_steps(NT: int, N: int, D: int, cache_steps: int | None) -> None:
@@ -101,8 +105,8 @@ def _check_cu_seqlens(cu_seqlens: Tensor, NT: int, bound: int) -> None:
         )
 
 
-def check_raw_gates(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, v: Tensor) -> None:
-    """a, b: [NT, HV]; A_log, dt_bias: [HV]."""
+def check_raw_gates(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    """a, b: [NT, HV]; A_log, dt_bias: [HV]. Returns them in this order, the last two with canonical strides."""
     reference = computes_reference(v)
     floats = REFERENCE_FLOATS if reference else FLOATS
     NT, HV = v.shape[:2]
@@ -110,8 +114,7 @@ def check_raw_gates(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, v: Ten
     checks.tensor("b", b, (NT, HV), floats if reference else (a.dtype,), v.device)
     checks.tensor("A_log", A_log, (HV,), floats if reference else (torch.float32,), v.device)
     checks.tensor("dt_bias", dt_bias, (HV,), floats, v.device)
-    checks.inner_contiguous("A_log", A_log, 1)
-    checks.inner_contiguous("dt_bias", dt_bias, 1)
+    return a, b, checks.inner_contiguous("A_log", A_log, 1), checks.inner_contiguous("dt_bias", dt_bias, 1)
 
 
 def check_activated_gates(g: Tensor, beta: Tensor, v: Tensor) -> None:
@@ -132,7 +135,7 @@ def launchable(
     intermediate_states: Tensor,
     intermediate_indices: Tensor,
 ) -> tuple[Tensor, ...]:
-    """The same tensors as the SM90 programs take them: N indices, canonical strides; views, never copies.
+    """What `check` returned as the SM90 programs take it: canonical strides throughout; views, never copies.
 
     Raises ValueError for what the programs need beyond the contract: a Hopper GPU, the state shapes they are built for,
     and 16-byte accesses.
@@ -149,11 +152,11 @@ def launchable(
         raise ValueError(f"V is {V}, must be one of {SUPPORTED_V} on a GPU; CPU tensors take any V")
     return (
         *(_wide(name, x, 1) for name, x in (("q", q), ("k", k), ("v", v), ("ssm_states", ssm_states))),
-        checks.inner_contiguous("state_indices", state_indices, 1),
-        checks.inner_contiguous("cu_seqlens", cu_seqlens, 1),
+        state_indices,
+        cu_seqlens,
         _wide("o", o, 1),
         _wide("intermediate_states", intermediate_states, 2),
-        checks.inner_contiguous("intermediate_indices", intermediate_indices[: state_indices.shape[0]], 1),
+        intermediate_indices,
     )
 
 
