@@ -7,15 +7,8 @@ from __future__ import annotations
 
 import torch
 
-K = V = 128
-
 #: (H, HV) as served: whole models and their shards, down to the smallest
 HEADS = ((16, 32), (16, 48), (16, 64), (4, 8), (2, 4))
 
-#: requests in a batch
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-
-#: tokens of a request in one verify call; DFlash drafts give 12 and 16
-TOKENS = (1, 2, 4, 8, 12, 16)
-
+#: dtypes of the state pool in service
 POOLS = (torch.bfloat16, torch.float32)

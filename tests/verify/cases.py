@@ -48,14 +48,15 @@ class Buffer:
 
     def changed(self) -> Tensor:
         """Boolean mask over the view: which elements differ in their bits from those made."""
-        return self._differs().as_strided(self.view.shape, self.view.stride(), GUARD)
+        return self.differs().as_strided(self.view.shape, self.view.stride(), GUARD)
 
     def gaps_intact(self) -> bool:
         outside = torch.ones_like(self.storage, dtype=torch.bool)
         outside.as_strided(self.view.shape, self.view.stride(), GUARD).fill_(False)
-        return not bool((self._differs() & outside).any())
+        return not bool((self.differs() & outside).any())
 
-    def _differs(self) -> Tensor:
+    def differs(self) -> Tensor:
+        """Boolean mask over the storage: which elements differ in their bits from those made."""
         width = {2: torch.int16, 4: torch.int32, 8: torch.int64}[self.storage.element_size()]
         return self.storage.view(width) != self.before.view(width)
 
@@ -102,7 +103,7 @@ class Case:
             **self.options,
         )
 
-    def expected(self, function: Callable[..., None] = reference.pool.verify_gated_fwd) -> Expected:
+    def expected(self) -> Expected:
         """The fp64 result, unrounded; NaN in `states` where nothing is stored."""
         N = self.state_indices.numel()
         pool = self.pool.before.as_strided(self.pool.view.shape, self.pool.view.stride(), GUARD).double().contiguous()
@@ -112,12 +113,19 @@ class Case:
         commit = not options.pop("disable_state_update", True)
         options.pop("fuse_gating", None)
         options.pop("cache_steps", None)
-        tensors = (x.double() for x in (self.q, self.k, self.v, self.a, self.b, self.A_log, self.dt_bias))
-        options.setdefault("scale", None)
-        function(
-            *tensors, pool, self.state_indices, self.cu_seqlens, o, states, self.rows[:N],
-            commit=commit, dtype=torch.float64, **options,
-        )  # fmt: skip
+        inputs = {name: getattr(self, name).double() for name in ("q", "k", "v", "a", "b", "A_log", "dt_bias")}
+        reference.pool.verify_gated_fwd(
+            ssm_states=pool,
+            state_indices=self.state_indices,
+            cu_seqlens=self.cu_seqlens,
+            o=o,
+            intermediate_states=states,
+            intermediate_indices=self.rows[:N],
+            commit=commit,
+            dtype=torch.float64,
+            **inputs,
+            **options,
+        )
         return Expected(o, states, pool)
 
 

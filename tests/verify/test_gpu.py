@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels import runtime, verify
 from tests.gate_engine import Evidence
 from tests.launch import emulate
-from tests.shapes import HEADS
+from tests.shapes import HEADS, POOLS
 from tests.verify.cases import Buffer, Case, check, make, relative_l2
 
 pytestmark = [pytest.mark.sm90, pytest.mark.usefixtures("free_memory")]
@@ -81,7 +81,7 @@ def test_low_level_neither_allocates_nor_synchronises(evidence: Evidence) -> Non
 
 
 @pytest.mark.criterion("3.26")
-@pytest.mark.parametrize("pool", (torch.bfloat16, torch.float32), ids=str)
+@pytest.mark.parametrize("pool", POOLS, ids=str)
 @pytest.mark.parametrize("T", (12, 16))
 @pytest.mark.parametrize("N", (1, 8, 64))
 @pytest.mark.parametrize(("H", "HV"), HEADS)
