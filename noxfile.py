@@ -2,6 +2,8 @@
 
     nox -s gate0 gate1 verify          the main job; add `-- --record` to write specs/results/
     nox -s tests                       the whole suite
+    nox -s bench                       gate 7, and speed beside the peers (Hopper GPU)
+    nox -s peers                       fetches what bench measures beside the kernels (network, no GPU)
     nox -s lint | docs                 style and types | the rendered design and results
     nox -t gates                       all gates in order
     nox --no-venv -s ...               use the running interpreter's packages as they are
@@ -17,6 +19,7 @@ import os
 import shutil
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 import nox
@@ -38,6 +41,8 @@ PACKAGES = (
 BARE_PACKAGES = ("fla-core",)
 #: the CUDA compiler, where no nvcc is on the PATH
 NVCC_PACKAGES = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl", "nvidia-cuda-runtime")
+
+NO_TESTS_RAN = 5  # pytest's exit code where every file says that it needs a GPU
 
 nox.needs_version = ">=2024.10.9"
 nox.options.sessions = ["gate0", "gate1", "verify"]
@@ -83,8 +88,8 @@ def in_env(*tags: str):  # type: ignore[no-untyped-def]
     return nox.session(venv_backend="none", requires=["env"], tags=list(tags))
 
 
-def run_python(session: nox.Session, *args: str) -> None:
-    session.run(interpreter, *args, external=True)
+def run_python(session: nox.Session, *args: str, success_codes: Sequence[int] = (0,)) -> None:
+    session.run(interpreter, *args, external=True, success_codes=success_codes)
 
 
 def run_pytest(session: nox.Session, *args: str) -> None:
@@ -111,6 +116,23 @@ def gate1(session: nox.Session) -> None:
 def verify(session: nox.Session) -> None:
     """Gate 3: the verify programs against the reference, on the emulator or the GPU."""
     run_pytest(session, "--gate", "3")
+
+
+@in_env("gates")
+def bench(session: nox.Session) -> None:
+    """Gate 7, then kernels, peers and ceilings side by side (Hopper GPU; options: tests/bench/options.py)."""
+    run_pytest(session, "--gate", "7")
+    files = [f"tests/bench/bench_{name}.py" for name in ("speed", "starts")]
+    run_python(
+        session, "-m", "pytest", "--speed", "--benchmark-columns=median,iqr,min,rounds", "--benchmark-sort=mean",
+        "-q", "-rs", *files, *session.posargs, success_codes=[0, NO_TESTS_RAN],
+    )  # fmt: skip
+
+
+@in_env()
+def peers(session: nox.Session) -> None:
+    """The peers of the bench into .peers/, packed as well for a machine without network; `-- sglang` for only one."""
+    run_python(session, "-m", "tests.bench.peers.fetch", *session.posargs)
 
 
 @in_env()

@@ -1,6 +1,6 @@
-"""The one mkdocs hook: it renders outcomes, values in prose, the overview of gates and the claims ledger.
+"""The one mkdocs hook: it renders outcomes, the benchmark, the overview of gates, the claims, and values in prose.
 
-Markers in a page: `<!-- outcomes -->` (a gate page), `<!-- gates -->`, `<!-- ledger -->`, and values
+Markers in a page: `<!-- outcomes -->` (a gate page), `<!-- gates -->`, `<!-- ledger -->`, `<!-- bench -->`, and values
 (`_render/values.py`).
 """
 
@@ -15,9 +15,11 @@ from mkdocs.exceptions import PluginError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # mkdocs restores sys.path after loading a hook
 
+from specs._render.bench_page import bench_report
 from specs._render.ledger import ledger, load_ledger
 from specs._render.outcomes import gate_outcomes, overview
-from specs._render.records import Site, SiteError, load_site
+from specs._render.reading import SiteError
+from specs._render.records import Site, load_site
 from specs._render.values import expand, inline_value
 
 _loaded: list[Site] = []
@@ -43,6 +45,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             return overview(site)
         if name == "ledger":
             return ledger(site, load_ledger(Path(config.docs_dir) / "ledger.yml"))
+        if name == "bench":
+            return bench_report(site)
         if name == "outcomes":
             match = re.fullmatch(r"gates/gate(\d+)\.md", where)
             if match is None:

@@ -17,17 +17,20 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "specs" / "results"
 CACHE = ROOT / ".gates" / "sources.json"
 #: whatever can change a generated source
-INPUTS = ("kernels", "probes", "tests/emulator/programs")
+INPUTS = ("kernels", "probes", "tests/emulator/programs", "tests/bench/traffic.py")
 
 
 def recorded_labels(folder: Path) -> set[str]:
-    return {label for path in folder.glob("gate*.json") for label in json.loads(path.read_text())["sources"]}
+    files = [path for pattern in ("gate*.json", "bench.*.json") for path in folder.glob(pattern)]
+    return {label for path in files for label in json.loads(path.read_text())["sources"]}
 
 
 def input_digest() -> str:
     """Hash of every Python file a program is built from and of the compiler's version."""
     digest = hashlib.sha256(importlib.metadata.version("tilelang").encode())
-    for path in sorted(path for folder in INPUTS for path in (ROOT / folder).rglob("*.py")):
+    inputs = [ROOT / name for name in INPUTS]
+    files = [file for path in inputs for file in ([path] if path.is_file() else path.rglob("*.py"))]
+    for path in sorted(files):
         digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
     return digest.hexdigest()
 

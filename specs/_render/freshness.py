@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specs._render.reading import Run
 from specs._render.records import Record, Result, Site
 
 #: state of one generated source -> what a reader is told
@@ -26,7 +27,7 @@ class Outcome:
     result: Result | None
 
 
-def label_state(site: Site, record: Record, label: str) -> str:
+def label_state(site: Site, record: Run, label: str) -> str:
     """Compare one source of `record` with what this checkout generates and with every other record.
 
     The checkout's own list (`sources.json`) speaks first; but a record that is not older and names another
@@ -37,7 +38,7 @@ def label_state(site: Site, record: Record, label: str) -> str:
         return "gone"
     if site.sources is not None and site.sources[label] != sha:
         return "differs"
-    others = [r for r in site.records if r is not record and label in r.sources]
+    others = [r for r in site.runs if r is not record and label in r.sources]
     if any(r.sources[label] != sha and r.when >= record.when for r in others):
         return "superseded"
     if site.sources is not None:
@@ -45,7 +46,7 @@ def label_state(site: Site, record: Record, label: str) -> str:
     return "agrees" if any(r.sources[label] == sha for r in others) else "unknown"
 
 
-def freshness(site: Site, record: Record) -> str:
+def freshness(site: Site, record: Run) -> str:
     """The worst of the sources: `stale`, `unknown` (not checkable), `current`; `none` without sources."""
     states = {label_state(site, record, label) for label in record.sources}
     if not states:

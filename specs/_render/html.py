@@ -35,6 +35,10 @@ def badge(status: str, text: str | None = None, title: str = "") -> str:
     return f'<span class="badge badge-{esc(status)}"{hint}>{esc(text or BADGES[status])}</span>'
 
 
+def missing(what: str) -> str:
+    return f'<span class="missing" title="{esc(what)}">not recorded</span>'
+
+
 def number(value: Any) -> str:
     """A value as text: three significant digits for a float, scientific where zeros would hide it."""
     if not isinstance(value, float) or not math.isfinite(value):
@@ -43,6 +47,19 @@ def number(value: Any) -> str:
         mantissa, exponent = f"{value:.2e}".split("e")
         return f"{mantissa}e{int(exponent)}"
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def times(ratio: float) -> str:
+    return f"{ratio:.2f}×" if ratio < 100 else f"{ratio:.0f}×"
+
+
+def micros(us: float) -> str:
+    """Microseconds to three digits, or to the whole one; without the unit."""
+    return f"{us:.{2 if us < 10 else 1 if us < 100 else 0}f}"
 
 
 def table(head: list[str], rows: list[list[str]], kind: str) -> str:

@@ -1,7 +1,8 @@
 """The claims ledger: what was claimed, and what the records of this repository say about it.
 
-A verdict is never typed: an entry names the criterion that decides and what its passing means (`if_pass`);
-the verdict follows from the records. A claim that no criterion decides is "not yet measured".
+A verdict is never typed: an entry names what decides, criteria of a gate (`if_pass` says what their passing means) or
+rows of the benchmark (bench_claims.py), and the verdict follows from the records. What nothing decides is "not yet
+measured".
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specs._render.bench_claims import SpeedDecision, parse_speed_decision, speed_verdict
 from specs._render.freshness import outcome
 from specs._render.html import badge, esc, prose, table
-from specs._render.records import Site, SiteError, read_yaml, take
+from specs._render.reading import SiteError, read_yaml, take
+from specs._render.records import Site
 from specs._render.values import expand, inline_value
 
 DECIDED = ("confirmed", "refuted", "superseded")
@@ -47,7 +50,7 @@ class Claim:
     source: str
     gate: int  # that decides or will decide
     reason: str
-    decided_by: Decision | None
+    decided_by: Decision | SpeedDecision | None
 
 
 def parse_claim(data: Any, where: str) -> Claim:
@@ -56,8 +59,10 @@ def parse_claim(data: Any, where: str) -> Claim:
     where = f"{where} ({claim[:40]})"
     if "verdict" in data:
         raise SiteError(f"{where}: a verdict is computed, not typed; name the criterion in 'decided_by'")
-    decision = None
-    if "decided_by" in data:
+    decision: Decision | SpeedDecision | None = None
+    if "decided_by" in data and "faster" in take(data, "decided_by", dict, where):
+        decision = parse_speed_decision(data["decided_by"], where)
+    elif "decided_by" in data:
         criteria, if_pass = (
             take(data["decided_by"], "criteria", list, where),
             take(data["decided_by"], "if_pass", str, where),
@@ -85,6 +90,8 @@ def verdict(site: Site, claim: Claim) -> tuple[str, str]:
     """(verdict, which records gave it). Each criterion has to pass somewhere, and none may fail anywhere."""
     if claim.decided_by is None:
         return OPEN, ""
+    if isinstance(claim.decided_by, SpeedDecision):
+        return speed_verdict(site, claim.decided_by, OPEN)
     gate = site.gate(claim.gate)
     seen: dict[str, dict[str, list[str]]] = {}  # criterion -> status -> records
     for criterion in claim.decided_by.criteria:
@@ -102,9 +109,10 @@ def verdict(site: Site, claim: Claim) -> tuple[str, str]:
     return OPEN, f"{claim.decided_by.name}: {'; '.join(states) or 'no record'}"
 
 
-def claim_row(site: Site, claim: Claim) -> tuple[str, list[str]]:
-    said, why = verdict(site, claim)
-    reason = expand(prose(claim.reason), lambda value: inline_value(site, value.replace("&quot;", '"')), lambda _: None)
+def decider(site: Site, claim: Claim, why: str) -> str:
+    """Who decides the claim, with a link, and what was found."""
+    if isinstance(claim.decided_by, SpeedDecision):
+        return f'<a href="bench.html">Benchmark</a>: {esc(why)}.'
     gate = site.gate(claim.gate)
     anchor = f"#criterion-{claim.decided_by.criteria[0]}" if claim.decided_by else ""
     name = f"Gate {gate.number}"
@@ -113,10 +121,15 @@ def claim_row(site: Site, claim: Claim) -> tuple[str, list[str]]:
         if gate.page
         else f"{name} (planned)"
     )
-    why = f": {esc(why)}." if why else " decides." if gate.page is None else ", by no criterion so far."
+    return page + (f": {esc(why)}." if why else " decides." if gate.page is None else ", by no criterion so far.")
+
+
+def claim_row(site: Site, claim: Claim) -> tuple[str, list[str]]:
+    said, why = verdict(site, claim)
+    reason = expand(prose(claim.reason), lambda value: inline_value(site, value.replace("&quot;", '"')), lambda _: None)
+    basis = f"{reason}<br><small>{decider(site, claim, why)}</small>"
     source = f"<small>{prose(claim.source)}</small>"
     stated = f"<strong>{prose(claim.claim)}</strong><br>{prose(claim.number)}<br>{source}"
-    basis = f"{reason}<br><small>{page}{why}</small>"
     return said, [stated, badge(BADGE_OF[said], said), basis]
 
 

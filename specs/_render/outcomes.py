@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 
 from specs._render.freshness import (
     LABEL_STATES,
@@ -14,7 +15,8 @@ from specs._render.freshness import (
     summary,
 )
 from specs._render.html import badge, esc, number, prose, table
-from specs._render.records import MACHINES, Evidence, Gate, Record, Site, SiteError
+from specs._render.reading import Run, SiteError
+from specs._render.records import MACHINES, Evidence, Gate, Record, Site
 
 FRESHNESS_TEXT = {
     "none": "involves no generated source",
@@ -84,7 +86,7 @@ def evidence_details(site: Site, gate: Gate) -> str:
     return "".join(blocks) or "<p>No record, so no evidence.</p>"
 
 
-def date_text(record: Record) -> str:
+def date_text(record: Run) -> str:
     return f"{record.when.astimezone(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC"
 
 
@@ -116,10 +118,10 @@ def runs_table(site: Site, gate: Gate, up: str) -> str:
     return table(head, rows, "runs") if rows else ""
 
 
-def sources_details(site: Site, gate: Gate) -> str:
-    """Every generated source of the runs with its sha256 and what its comparison says."""
+def sources_table(site: Site, named: Sequence[tuple[str, Run | None]]) -> tuple[str, int, int]:
+    """(HTML, number of sources, number of stale ones) of the runs, with what each source's comparison says."""
     rows, stale = [], 0
-    for name, record in runs(site, gate.number):
+    for name, record in named:
         for label, sha in record.sources.items() if record else ():
             assert record is not None
             state = label_state(site, record, label)
@@ -128,14 +130,17 @@ def sources_details(site: Site, gate: Gate) -> str:
                 badge("stale", f"STALE: {LABEL_STATES[state]}") if state in STALE_STATES else esc(LABEL_STATES[state])
             )
             rows.append([f"<code>{esc(label)}</code>", esc(name), f"<code>{esc(sha[:16])}</code>", text])
-    if not rows:
-        return ""
     rows.sort(key=lambda row: row[0])
     against = "" if site.sources is not None else " This checkout's own list of sources was not made before this page."
-    count = f"{len(rows)} generated sources" + (f", {stale} stale" if stale else "")
     body = table(["Program", "Run", "sha256", "Freshness"], rows, "sources")
-    intro = f"<p>sha256 of the generated CUDA.{against}</p>"
-    return f'<details class="evidence"><summary>{count}</summary>{intro}{body}</details>'
+    return f"<p>sha256 of the generated CUDA.{against}</p>{body}", len(rows), stale
+
+
+def sources_details(site: Site, named: Sequence[tuple[str, Run | None]]) -> str:
+    """A closed block with every generated source; "" if there is none."""
+    body, total, stale = sources_table(site, named)
+    count = f"{total} generated sources" + (f", {stale} stale" if stale else "")
+    return f'<details class="evidence"><summary>{count}</summary>{body}</details>' if total else ""
 
 
 def gate_outcomes(site: Site, number: int, up: str) -> str:
@@ -154,7 +159,7 @@ def gate_outcomes(site: Site, number: int, up: str) -> str:
             evidence_details(site, gate),
             "### Runs",
             runs_table(site, gate, up) or "<p>No run of this gate is recorded.</p>",
-            sources_details(site, gate),
+            sources_details(site, runs(site, number)),
         )
         if part
     )

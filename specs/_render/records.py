@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,13 +10,12 @@ from typing import Any
 
 import yaml
 
+from specs._render.bench import Bench, parse_bench
+from specs._render.reading import Run, SiteError, read_json, read_yaml, run_fields, strings, take
+
 MACHINES = ("cpu", "sm90")
 VERDICTS = ("pass", "fail", "not-run")
 RELATIONS = ("<=", ">=", "==", None)
-
-
-class SiteError(ValueError):
-    """An input of the site is missing, malformed or contradicts itself. The message names the file."""
 
 
 @dataclass(frozen=True)
@@ -52,26 +49,11 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Record:
+class Record(Run):
     """One run of one gate on one machine."""
 
     gate: int
-    machine: str
-    recorded: bool  # True: in specs/results; False: the last run in this checkout (.gates)
-    file: str
-    device: str
-    date: str
-    when: datetime.datetime
-    commit: str
-    versions: Mapping[str, str]
-    sources: Mapping[str, str]  # program label -> sha256 of its generated CUDA
     criteria: Mapping[str, Result]
-
-    @property
-    def name(self) -> str:
-        """How a reader is told which run this is."""
-        machine = {"cpu": "CPU", "sm90": "GPU"}[self.machine]
-        return f"{machine}, recorded" if self.recorded else f"this machine, {machine}"
 
 
 @dataclass(frozen=True)
@@ -92,6 +74,22 @@ class Site:
     gates: tuple[Gate, ...]
     records: tuple[Record, ...]
     sources: Mapping[str, str] | None  # what this checkout generates; None: nobody asked
+    benches: tuple[Bench, ...] = ()
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Everything that names generated sources."""
+        return (*self.records, *self.benches)
+
+    @property
+    def bench(self) -> Bench | None:
+        """The recorded benchmark run."""
+        return next((run for run in self.benches if run.recorded), None)
+
+    @property
+    def local_bench(self) -> Bench | None:
+        """The last benchmark run in this checkout."""
+        return next((run for run in self.benches if not run.recorded), None)
 
     def gate(self, number: int) -> Gate:
         for gate in self.gates:
@@ -102,41 +100,6 @@ class Site:
     def find(self, gate: int, machine: str, *, recorded: bool) -> Record | None:
         wanted = (gate, machine, recorded)
         return next((r for r in self.records if (r.gate, r.machine, r.recorded) == wanted), None)
-
-
-def read_json(path: Path) -> Any:
-    """Parse a JSON file. Raises SiteError naming it."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SiteError(f"{path}: not readable as JSON ({error})") from error
-
-
-def read_yaml(path: Path) -> Any:
-    """Parse a YAML file. Raises SiteError naming it."""
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise SiteError(f"{path}: not readable as YAML ({error})") from error
-
-
-def take(mapping: Any, key: str, kind: type, where: str) -> Any:
-    """`mapping[key]`, which must exist and be a `kind` (a bool is no int)."""
-    if not isinstance(mapping, dict):
-        raise SiteError(f"{where}: expected an object, got {type(mapping).__name__}")
-    if key not in mapping:
-        raise SiteError(f"{where}: {key!r} is missing")
-    value = mapping[key]
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise SiteError(f"{where}: {key!r} must be {kind.__name__}, got {value!r}")
-    return value
-
-
-def strings(mapping: Any, where: str) -> dict[str, str]:
-    """A JSON object of strings, checked."""
-    if not isinstance(mapping, dict) or not all(isinstance(v, str) for v in mapping.values()):
-        raise SiteError(f"{where}: expected an object of strings, got {mapping!r}")
-    return dict(mapping)
 
 
 def parse_evidence(data: Any, where: str) -> Evidence:
@@ -177,35 +140,15 @@ def parse_result(data: Any, where: str) -> Result:
     return result
 
 
-def parse_date(text: str, where: str) -> datetime.datetime:
-    """ISO date or date and time; one without a zone is UTC."""
-    try:
-        when = datetime.datetime.fromisoformat(re.sub(r"Z$", "+00:00", text))
-    except ValueError as error:
-        raise SiteError(f"{where}: 'date' is not an ISO date: {text!r}") from error
-    return when if when.tzinfo else when.replace(tzinfo=datetime.timezone.utc)
-
-
 def parse_record(data: Any, file: str, *, recorded: bool) -> Record:
     """A record from its parsed JSON. Raises SiteError naming `file`."""
     gate, machine = take(data, "gate", int, file), take(data, "machine", str, file)
     if Path(file).name != f"gate{gate}.{machine}.json" or machine not in MACHINES:
         raise SiteError(f"{file}: says it is gate {gate} on {machine!r}, which is not what the file is called")
-    date = take(data, "date", str, file)
+    fields = run_fields(data, file, machine, recorded=recorded)
     results = take(data, "criteria", dict, file)
-    return Record(
-        gate=gate,
-        machine=machine,
-        recorded=recorded,
-        file=file,
-        device=take(data, "device", str, file),
-        date=date,
-        when=parse_date(date, file),
-        commit=take(data, "commit", str, file),
-        versions=strings(take(data, "versions", dict, file), f"{file} versions"),
-        sources=strings(take(data, "sources", dict, file), f"{file} sources"),
-        criteria={name: parse_result(value, f"{file} criterion {name}") for name, value in results.items()},
-    )
+    criteria = {name: parse_result(value, f"{file} criterion {name}") for name, value in results.items()}
+    return Record(**fields, gate=gate, criteria=criteria)
 
 
 def front_matter(path: Path) -> dict[str, Any]:
@@ -241,12 +184,17 @@ def load_gates(specs: Path) -> tuple[Gate, ...]:
     return tuple(gates)
 
 
-def load_site(specs: Path, local: Path) -> Site:
-    """Read specs/ and the ignored folder of local runs (which may be absent)."""
-    records = []
+def load_site(specs: Path, local: Path | None) -> Site:
+    """Read specs/ and the ignored folder of local runs, which may be absent; None: leave it out."""
+    records, benches = [], []
     for folder, recorded in ((specs / "results", True), (local, False)):
+        if folder is None:
+            continue
         for path in sorted(folder.glob("gate*.json")):
             records.append(parse_record(read_json(path), str(path), recorded=recorded))
-    listing = local / "sources.json"
-    sources = strings(read_json(listing), str(listing)) if listing.exists() else None
-    return Site(load_gates(specs), tuple(records), sources)
+        bench = folder / "bench.sm90.json"
+        if bench.exists():
+            benches.append(parse_bench(read_json(bench), str(bench), recorded=recorded))
+    listing = local / "sources.json" if local else None
+    sources = strings(read_json(listing), str(listing)) if listing and listing.exists() else None
+    return Site(load_gates(specs), tuple(records), sources, tuple(benches))

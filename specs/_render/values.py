@@ -4,6 +4,7 @@
     {{ gate3.sm90 3.1 "o rel L2" limit }}  the limit it was held to
     {{ gate3.sm90 3.1 verdict }}           the verdict, as a badge
     {{ gate3.sm90 date }}                  device, date or commit of the run
+    {{ bench ... }}                        a value of the benchmark (bench_values.py)
 
 Code spans and fenced blocks are left alone.
 """
@@ -14,9 +15,11 @@ import re
 import shlex
 from collections.abc import Callable
 
+from specs._render.bench_values import bench_value
 from specs._render.freshness import freshness, outcome
-from specs._render.html import badge, esc, number
-from specs._render.records import Evidence, Record, Site, SiteError
+from specs._render.html import badge, esc, missing, number
+from specs._render.reading import SiteError
+from specs._render.records import Evidence, Record, Site
 
 CODE = r"^(?P<fence>`{3,}|~{3,}).*?^(?P=fence)[^\S\n]*$|(?P<tick>`+)(?!`).*?(?<!`)(?P=tick)(?!`)"
 TOKEN = re.compile(rf"{CODE}|\{{\{{(?P<value>.*?)\}}\}}|<!-- (?P<marker>\w+) -->", re.DOTALL | re.MULTILINE)
@@ -36,17 +39,15 @@ def expand(text: str, value: Callable[[str], str], marker: Callable[[str], str |
     return TOKEN.sub(replace, text)
 
 
-def missing(what: str) -> str:
-    return f'<span class="missing" title="{esc(what)}">not recorded</span>'
-
-
 def inline_value(site: Site, expression: str) -> str:
     """HTML of one `{{ ... }}`; a stale or failed value says so. Raises SiteError for a wrong name."""
     try:
         where, *rest = shlex.split(expression)
-        head = re.fullmatch(r"gate(\d+)\.(cpu|sm90)", where)
     except ValueError as error:
         raise SiteError(f"cannot read {{{{{expression}}}}}: {error}") from error
+    if where == "bench":
+        return bench_value(site, rest)
+    head = re.fullmatch(r"gate(\d+)\.(cpu|sm90)", where)
     if head is None or not 1 <= len(rest) <= 3:
         raise SiteError(f'cannot read {{{{{expression}}}}}: expected {{{{ gate<N>.<cpu|sm90> <criterion> "<name>" }}}}')
     gate = site.gate(int(head[1]))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.site import bench_samples
 from tests.site.samples import data, evidence, result
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,12 +76,17 @@ def outside_urls(site: Path) -> list[str]:
     return found
 
 
+def copy_site(root: Path) -> None:
+    """This repository's own site, to be built elsewhere."""
+    shutil.copy(ROOT / "mkdocs.yml", root)
+    shutil.copytree(ROOT / "specs", root / "specs", ignore=shutil.ignore_patterns("__pycache__"))
+
+
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This repository's own site, built from a copy."""
     root = tmp_path_factory.mktemp("published")
-    shutil.copy(ROOT / "mkdocs.yml", root)
-    shutil.copytree(ROOT / "specs", root / "specs", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_site(root)
     done = build(root)
     assert done.returncode == 0, done.stdout + done.stderr
     return root / ".site"
@@ -124,11 +130,12 @@ def test_the_outside_url_check_can_fail(tmp_path: Path) -> None:
 
 def test_what_is_published(published: Path) -> None:
     files = {path.relative_to(published).as_posix() for path in published.rglob("*") if path.is_file()}
-    assert {"index.html", "ledger.html", "design/house.html", "assets/site.css"} <= files
+    assert {"index.html", "ledger.html", "bench.html", "design/house.html"} <= files
+    assert {"assets/site.css", "assets/bench.js"} <= files
     assert not [name for name in files if name.endswith((".py", ".yml", ".pyc"))]
-    for page in ("index.html", "ledger.html", "gates/gate0.html"):
+    for page in ("index.html", "ledger.html", "bench.html", "gates/gate0.html"):
         text = (published / page).read_text()
-        assert not re.search(r"<!-- (gates|outcomes|ledger) -->", text), page
+        assert not re.search(r"<!-- (gates|outcomes|ledger|bench) -->", text), page
         assert "badge" in text, page
 
 
@@ -166,3 +173,30 @@ def test_a_bad_record_stops_the_build(small: Path, text: str, said: str) -> None
 def test_a_missing_page_stops_the_build(small: Path) -> None:
     (small / "specs" / "index.md").write_text("[gone](gone.md)\n")
     assert build(small).returncode != 0
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_the_site_builds_with_and_without_a_benchmark(tmp_path: Path, recorded: bool) -> None:
+    copy_site(tmp_path)
+    results = tmp_path / "specs" / "results"
+    (results / "bench.sm90.json").unlink(missing_ok=True)
+    if recorded:
+        bench_samples.write(results, bench_samples.data(*bench_samples.grid(), starts=bench_samples.starts()))
+    done = build(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    speed, start, claims = ((tmp_path / ".site" / f"{name}.html").read_text() for name in ("bench", "index", "ledger"))
+    assert outside_urls(tmp_path / ".site") == []
+    assert ("No benchmark run is recorded" in speed) != recorded
+    assert ('<svg class="chart"' in speed) == ("data-filters=" in speed) == recorded
+    assert ("0.88×" in start) == recorded and (start.count("not recorded") == 9) != recorded
+    assert ("asked: at least 2.7×" in claims) == recorded
+    if recorded:
+        assert re.search(r'<script src="assets/bench\.js"', speed)
+
+
+def test_a_bad_benchmark_record_stops_the_build(small: Path) -> None:
+    bench_samples.write(small / "specs" / "results", bench_samples.data(bench_samples.row(checked=False)))
+    done = build(small)
+    assert done.returncode != 0
+    assert "bench.sm90.json row 1" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr

@@ -1,0 +1,116 @@
+"""One shape, all implementations: bind, check, capture, then time them in turns."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tests.bench import check, timing
+from tests.bench.ceilings import Ceiling, ceiling_of
+from tests.bench.implementation import Implementation, Unsupported
+from tests.bench.problem import Problem, Shape
+from tests.bench.record import Row
+
+ROUNDS = 11
+
+
+@dataclasses.dataclass
+class Lane:
+    """A checked implementation: `round()` replays it once and gives microseconds per launch."""
+
+    errors: dict[str, float]
+    wrong: str
+    round: Callable[[], float]
+    release: Callable[[], None]
+
+
+def local_lane(implementation: Implementation, problem: Problem) -> Lane:
+    """Runs in this process, on the shared problem. Raises Unsupported."""
+    problem.reset()  # an implementation before this one may have moved the states on
+    bound = implementation.bind(problem)
+    errors = check.run_and_compare(problem, bound)
+    dtypes = {name: tensor.dtype for name, tensor in bound.outputs().items()}
+    wrong = check.verdict(errors, dtypes, ours=is_ours(implementation.name))
+    if wrong:
+        return Lane(errors, wrong, lambda: math.nan, lambda: None)
+    return Lane(errors, "", timing.Replay(bound.launch, problem.ways).round, lambda: None)
+
+
+def remote_lane(implementation: Any, shape: Shape, l2_bytes: int) -> Lane:
+    """Runs in the implementation's own process, which builds the same problem. Raises Unsupported, RuntimeError."""
+    remote = implementation.remote()
+    errors, wrong = remote.prepare(shape, 0, l2_bytes)
+    return Lane(errors, wrong, remote.round, remote.release)
+
+
+def is_ours(name: str) -> bool:
+    return name.startswith("kernels/")
+
+
+def lanes_of(
+    shape: Shape, implementations: list[Implementation], device: torch.device, l2_bytes: int
+) -> Iterator[tuple[Row, Lane | None]]:
+    """Every implementation of the shape's op with its row; None where it cannot be timed, and the row says why."""
+    problem = Problem(shape, device, l2_bytes)
+    for implementation in implementations:
+        if shape.op not in implementation.ops:
+            continue
+        row = Row(shape, implementation.name, note=implementation.note)
+        if absent := implementation.absent():
+            row.note = absent
+            yield row, None
+            continue
+        try:
+            if hasattr(implementation, "remote"):
+                lane = remote_lane(implementation, shape, l2_bytes)
+            else:
+                lane = local_lane(implementation, problem)
+        except Unsupported as reason:
+            row.note = f"not supported: {reason}"
+            yield row, None
+            continue
+        except Exception as error:
+            if is_ours(implementation.name):
+                raise
+            # A peer that breaks is a finding about the peer, and no reason to lose the run.
+            last_line = (str(error).strip().splitlines() or [""])[-1]
+            row.note = f"failed: {type(error).__name__}: {last_line}"[:200]
+            yield row, None
+            continue
+        row.errors = {name: error for name, error in lane.errors.items() if math.isfinite(error)}
+        row.checked = not lane.wrong
+        row.note = lane.wrong or row.note
+        yield row, None if lane.wrong else lane
+
+
+def measure(
+    shape: Shape,
+    implementations: list[Implementation],
+    ceilings: dict[str, Ceiling],
+    device: torch.device,
+    l2_bytes: int,
+    rounds: int = ROUNDS,
+) -> tuple[list[Row], dict[str, list[float]]]:
+    """Rows of every implementation of the shape's op, and the samples (us) of those that were timed."""
+    rows: list[Row] = []
+    lanes: dict[str, Lane] = {}
+    with contextlib.ExitStack() as cleanup:
+        for row, lane in lanes_of(shape, implementations, device, l2_bytes):
+            rows.append(row)
+            if lane is not None:
+                cleanup.callback(lane.release)
+                lanes[row.impl] = lane
+        samples = timing.interleave({name: lane.round for name, lane in lanes.items()}, rounds)
+    ceiling = ceiling_of(shape, ceilings)
+    for row in rows:
+        if row.impl in samples:
+            row.us = timing.median(samples[row.impl])
+            row.spread = timing.spread(samples[row.impl])
+            row.gbps = shape.bytes_moved / row.us * 1e-3
+            row.share = row.gbps / ceiling.value if ceiling else None
+    return rows, samples

@@ -1,0 +1,57 @@
+"""Which shapes a run measures: a quick subset by default, the whole grid on demand. The axes are tests/shapes.py's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tests.bench.problem import Shape
+from tests.shapes import BATCHES, HEADS, POOLS, TOKENS
+
+POOL_NAMES = tuple({"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}[str(pool)[6:]] for pool in POOLS)
+QUICK_BATCHES = (1, 8, 64, 256)
+QUICK_TOKENS = (4, 8, 12, 16)
+VERIFY_OPS = ("verify-snapshots", "verify-replay")
+#: a ring call of the peer takes these
+RING_TOKENS = (4, 8)
+
+
+def quick() -> Iterator[Shape]:
+    """16/32 heads: every op over four batch sizes in bf16; decode and T = 12 in fp32; what warm states change."""
+    for N in QUICK_BATCHES:
+        for op in VERIFY_OPS:
+            for T in QUICK_TOKENS:
+                yield Shape(op, N, T)
+        yield Shape("decode", N, 1)
+        yield Shape("decode", N, 1, pool="fp32")
+        yield Shape("verify-snapshots", N, 12, pool="fp32")
+        yield Shape("commit", N, 12)
+        for T in RING_TOKENS:
+            yield Shape("ring", N, T)
+    for N in (1, 8):
+        yield Shape("verify-snapshots", N, 12, cold=False)
+        yield Shape("decode", N, 1, cold=False)
+
+
+def full() -> Iterator[Shape]:
+    """The quick shapes, then every batch size, token count, head shape and pool dtype."""
+    yield from quick()
+    for H, HV in HEADS:
+        for pool in POOL_NAMES:
+            for N in BATCHES:
+                for T in TOKENS:
+                    for op in VERIFY_OPS:
+                        yield Shape(op, N, T, H, HV, pool)
+                yield Shape("decode", N, 1, H, HV, pool)
+                yield Shape("commit", N, 12, H, HV, pool)
+                for T in RING_TOKENS:
+                    yield Shape("ring", N, T, H, HV, pool)
+
+
+def chosen(whole: bool, ops: Iterable[str] = (), heads: str = "") -> list[Shape]:
+    """The shapes of a run, each once; `ops` and `heads` ("16/32") narrow them."""
+    ops = tuple(ops)
+    unknown = set(ops) - {shape.op for shape in full()}
+    if unknown:
+        raise ValueError(f"no shape of op {', '.join(sorted(unknown))}; known: {sorted({s.op for s in full()})}")
+    shapes = dict.fromkeys(full() if whole else quick())
+    return [s for s in shapes if (not ops or s.op in ops) and (not heads or heads == f"{s.H}/{s.HV}")]
