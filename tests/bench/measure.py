@@ -21,12 +21,13 @@ ROUNDS = 11
 
 @dataclasses.dataclass
 class Lane:
-    """A checked implementation: `round()` replays it once and gives microseconds per launch."""
+    """A checked implementation: `round()` replays it once and gives microseconds per launch; NaN once it `failed`."""
 
     errors: dict[str, float]
     wrong: str
     round: Callable[[], float]
     release: Callable[[], None]
+    failed: str = ""
 
 
 def local_lane(implementation: Implementation, problem: Problem) -> Lane:
@@ -45,7 +46,24 @@ def remote_lane(implementation: Any, shape: Shape, l2_bytes: int) -> Lane:
     """Runs in the implementation's own process, which builds the same problem. Raises Unsupported, RuntimeError."""
     remote = implementation.remote()
     errors, wrong = remote.prepare(shape, 0, l2_bytes)
-    return Lane(errors, wrong, remote.round, remote.release)
+
+    def round_or_nan() -> float:
+        """A process that dies or hangs loses its own row, not the run."""
+        if not lane.failed:
+            try:
+                return float(remote.round())
+            except RuntimeError as error:
+                lane.failed = failure(error)
+        return math.nan
+
+    lane = Lane(errors, wrong, round_or_nan, remote.release)
+    return lane
+
+
+def failure(error: Exception) -> str:
+    """One line for a row's note."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"failed: {type(error).__name__}: {lines[-1]}"[:200]
 
 
 def is_ours(name: str) -> bool:
@@ -78,13 +96,14 @@ def lanes_of(
             if is_ours(implementation.name):
                 raise
             # A peer that breaks is a finding about the peer, and no reason to lose the run.
-            last_line = (str(error).strip().splitlines() or [""])[-1]
-            row.note = f"failed: {type(error).__name__}: {last_line}"[:200]
+            row.note = failure(error)
             yield row, None
             continue
         row.errors = {name: error for name, error in lane.errors.items() if math.isfinite(error)}
         row.checked = not lane.wrong
-        row.note = lane.wrong or row.note
+        if lane.wrong:
+            row.note = lane.wrong
+            lane.release()
         yield row, None if lane.wrong else lane
 
 
@@ -108,7 +127,12 @@ def measure(
         samples = timing.interleave({name: lane.round for name, lane in lanes.items()}, rounds)
     ceiling = ceiling_of(shape, ceilings)
     for row in rows:
-        if row.impl in samples:
+        if row.impl not in samples:
+            continue
+        if lanes[row.impl].failed:
+            row.note = lanes[row.impl].failed
+            del samples[row.impl]
+        else:
             row.us = timing.median(samples[row.impl])
             row.spread = timing.spread(samples[row.impl])
             row.gbps = shape.bytes_moved / row.us * 1e-3

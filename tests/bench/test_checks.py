@@ -120,11 +120,12 @@ class KeepsACopy(Fake):
     def bind(self, problem: Problem) -> Bound:
         states = problem.states_of_way_0()
         bound = super().bind(problem)
-        return Bound(lambda way: (bound.launch(way), assert_equal(states, problem.initial)), bound.outputs, bound.reset)
 
+        def launch(way: int) -> None:
+            assert torch.equal(states, problem.initial)
+            bound.launch(way)
 
-def assert_equal(one: Tensor, other: Tensor) -> None:
-    assert torch.equal(one, other)
+        return Bound(launch, bound.outputs, bound.reset)
 
 
 @pytest.mark.criterion("7.1")
@@ -162,6 +163,36 @@ def test_what_is_not_timed_says_why() -> None:
     assert "peer-4/other" not in rows
     assert [name for name, row in rows.items() if row.us is not None] == ["peer-5/right"]
     assert not any(row.checked for name, row in rows.items() if name != "peer-5/right")
+
+
+@dataclasses.dataclass
+class DyingPeer(Fake):
+    """Runs in another process, which answers `rounds` times and then no more."""
+
+    rounds: int = 3
+
+    def remote(self) -> DyingPeer:
+        return self
+
+    def prepare(self, shape: Shape, seed: int, l2_bytes: int) -> tuple[dict[str, float], str]:
+        return {"o": 1e-3}, ""
+
+    def round(self) -> float:
+        self.rounds -= 1
+        if self.rounds < 0:
+            raise RuntimeError("its process died with status -9")
+        return 10.0
+
+    def release(self) -> None:
+        return None
+
+
+@pytest.mark.criterion("7.2")
+def test_a_peer_that_dies_while_it_is_timed() -> None:
+    rows = measured(DyingPeer("peer-1/dies"), DyingPeer("peer-2/lives", rounds=99), Fake("peer-3/right"))
+    assert rows["peer-1/dies"].us is None
+    assert rows["peer-1/dies"].note == "failed: RuntimeError: its process died with status -9"
+    assert rows["peer-2/lives"].us == rows["peer-3/right"].us == 10.0
 
 
 @pytest.mark.criterion("7.2")

@@ -38,6 +38,18 @@ def test_a_graph_visits_every_way() -> None:
 
 
 @pytest.mark.criterion("7.8")
+def test_a_graph_keeps_what_it_points_to() -> None:
+    """A launch owns tensors that nobody else holds; a graph alone would replay on freed memory."""
+    counter = torch.zeros(1, dtype=torch.int64, device="cuda")
+    replay = timing.Replay(lambda way, own=torch.ones_like(counter): counter.add_(own), 1)  # type: ignore[misc]
+    counter.zero_()
+    torch.cuda.empty_cache()
+    junk = [torch.full((1,), 7, dtype=torch.int64, device="cuda") for _ in range(1000)]
+    replay.round()
+    assert len(junk) == 1000 and counter.item() == replay.launches
+
+
+@pytest.mark.criterion("7.8")
 def test_two_processes_would_build_the_same_problem() -> None:
     shape = Shape("verify-snapshots", 2, 3, 1, 2)
     one, two = (Problem(shape, torch.device("cuda"), 2**20) for _ in range(2))

@@ -20,24 +20,25 @@ class Replay:
     """
 
     def __init__(self, launch: Callable[[int], Any], ways: int) -> None:
+        self.launch = launch  # keeps alive what the graph points to: a graph owns no memory but its own allocations
         self.stream = torch.cuda.Stream()
         with torch.cuda.stream(self.stream):
             for way in range(min(3, ways)):
                 launch(way)
             self.stream.synchronize()
             self.launches = min(ways, 8)
-            self.graph = self._capture(launch, ways)
+            self.graph = self._capture(ways)
             self.round()
             repeats = REPLAY_US / max(self.round(), 0.5) / ways
             self.launches = max(2, ways * math.ceil(repeats))
-            self.graph = self._capture(launch, ways)
+            self.graph = self._capture(ways)
 
-    def _capture(self, launch: Callable[[int], Any], ways: int) -> torch.cuda.CUDAGraph:
+    def _capture(self, ways: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin()
         try:
             for i in range(self.launches):
-                launch(i % ways)
+                self.launch(i % ways)
         finally:
             graph.capture_end()
         return graph
