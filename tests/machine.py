@@ -29,7 +29,7 @@ def versions() -> dict[str, str]:
     import torch
 
     found = {"python": platform.python_version(), "torch": torch.__version__}
-    for name in ("tilelang", "apache-tvm-ffi", "transformers", "fla-core", "pytest"):
+    for name in ("triton", "tilelang", "apache-tvm-ffi", "transformers", "fla-core", "pytest"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

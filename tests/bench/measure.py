@@ -130,7 +130,7 @@ def measure(
         if row.impl not in samples:
             continue
         if lanes[row.impl].failed:
-            row.note = lanes[row.impl].failed
+            row.checked, row.note = False, lanes[row.impl].failed
             del samples[row.impl]
         else:
             row.us = timing.median(samples[row.impl])

@@ -33,8 +33,15 @@ def quick() -> Iterator[Shape]:
 
 
 def full() -> Iterator[Shape]:
-    """The quick shapes, then every batch size, token count, head shape and pool dtype."""
+    """The quick shapes, a look at every head shape, then every batch size, token count, head shape and pool dtype.
+
+    In this order a run that is cut short has seen a little of everything.
+    """
     yield from quick()
+    for H, HV in HEADS:
+        for N in QUICK_BATCHES:
+            yield Shape("verify-snapshots", N, 12, H, HV)
+            yield Shape("decode", N, 1, H, HV)
     for H, HV in HEADS:
         for pool in POOL_NAMES:
             for N in BATCHES:

@@ -190,7 +190,7 @@ class DyingPeer(Fake):
 @pytest.mark.criterion("7.2")
 def test_a_peer_that_dies_while_it_is_timed() -> None:
     rows = measured(DyingPeer("peer-1/dies"), DyingPeer("peer-2/lives", rounds=99), Fake("peer-3/right"))
-    assert rows["peer-1/dies"].us is None
+    assert rows["peer-1/dies"].us is None and not rows["peer-1/dies"].checked
     assert rows["peer-1/dies"].note == "failed: RuntimeError: its process died with status -9"
     assert rows["peer-2/lives"].us == rows["peer-3/right"].us == 10.0
 

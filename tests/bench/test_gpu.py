@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -41,7 +43,12 @@ def test_a_graph_visits_every_way() -> None:
 def test_a_graph_keeps_what_it_points_to() -> None:
     """A launch owns tensors that nobody else holds; a graph alone would replay on freed memory."""
     counter = torch.zeros(1, dtype=torch.int64, device="cuda")
-    replay = timing.Replay(lambda way, own=torch.ones_like(counter): counter.add_(own), 1)  # type: ignore[misc]
+
+    def owner() -> Callable[[int], torch.Tensor]:
+        own = torch.ones_like(counter)
+        return lambda way: counter.add_(own)
+
+    replay = timing.Replay(owner(), 1)
     counter.zero_()
     torch.cuda.empty_cache()
     junk = [torch.full((1,), 7, dtype=torch.int64, device="cuda") for _ in range(1000)]

@@ -155,7 +155,8 @@ def test_shapes_outside_a_peer_are_refused(entry: type[Entry], shape: Shape, rea
 def test_the_seed_is_named_by_its_commit(tmp_path: Path) -> None:
     assert seed.Verify(None).absent() == "not here: no checkout of it was named (--seed-checkout)"
     assert seed.Verify(tmp_path).name == "flashqla-checkout/gated"
-    assert seed.Verify(tmp_path).absent() == f"not here: {tmp_path} has no flash_qla/"
+    assert seed.Verify(tmp_path).absent() == "not here: the folder named by --seed-checkout has no flash_qla/"
+    assert seed.Verify(tmp_path / "FlashQLA-066a214f00d").name == "flashqla-066a214/gated"
     git = ("git", "-c", "user.name=a", "-c", "user.email=a@b.c", "-C", str(tmp_path))
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "first"], check=True)

@@ -70,9 +70,9 @@ def modules(name: str) -> tuple[types.ModuleType, ...]:
             return tuple(importlib.import_module(module) for module in peer.modules)
         return load_unpacked(name, stand_ins.of(name))
     except Exception as error:
-        where = installed or folder
+        which = "the installed" if installed else "the unpacked"  # a path would end up in the record
         reason = (str(error).strip().splitlines() or [""])[0]
-        raise Absent(f"not here: {name} in {where} does not import: {type(error).__name__}: {reason}") from error
+        raise Absent(f"not here: {which} {name} does not import: {type(error).__name__}: {reason}") from error
 
 
 def absence(name: str) -> str:

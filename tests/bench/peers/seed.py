@@ -56,7 +56,7 @@ class Seed:
         if self.checkout is None:
             return "not here: no checkout of it was named (--seed-checkout)"
         if not (self.checkout / "flash_qla").is_dir():
-            return f"not here: {self.checkout} has no flash_qla/"
+            return "not here: the folder named by --seed-checkout has no flash_qla/"
         try:
             load(self.checkout)
         except Exception as error:
