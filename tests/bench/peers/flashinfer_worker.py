@@ -1,7 +1,7 @@
 """The process in which FlashInfer runs: one JSON request per line on standard input, one JSON answer per line.
 
     {"do": "prepare", "entry", "shape", "seed", "l2_bytes"} -> {"result": {"errors", "wrong"}}
-    {"do": "round" | "host_cost" | "release", "entry"}      -> {"result": microseconds or null}
+    {"do": "round" | "release", "entry"}                    -> {"result": microseconds or null}
 
 or {"unsupported": why} or {"error": what}. It never imports TileLang.
 """
@@ -69,10 +69,6 @@ class Server:
             raise RuntimeError(f"{entry} was wrong, so it was not captured")
         return clock.round()
 
-    def host_cost(self, entry: str) -> float:
-        launch = self.ready(entry).bound.launch
-        return timing.host_microseconds(lambda: launch(0))
-
     def release(self, entry: str) -> None:
         self.prepared.pop(entry, None)
         if not self.prepared:
@@ -87,7 +83,7 @@ class Server:
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         do: dict[str, Callable[..., Any]]
-        do = {"prepare": self.prepare, "round": self.round, "host_cost": self.host_cost, "release": self.release}
+        do = {"prepare": self.prepare, "round": self.round, "release": self.release}
         try:
             return {"result": do[request.pop("do")](**request)}
         except Unsupported as reason:

@@ -119,10 +119,6 @@ class Remote:
         """Microseconds per launch of one graph replay."""
         return float(self.worker.ask(self.worker.round_limit, do="round", entry=self.entry))
 
-    def host_cost(self) -> float:
-        """Microseconds of the host's time for one eager call."""
-        return float(self.worker.ask(self.worker.round_limit, do="host_cost", entry=self.entry))
-
     def release(self) -> None:
         """Frees what prepare() made. A worker that is gone has nothing to free."""
         if self.worker.process is None:
