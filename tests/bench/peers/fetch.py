@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"peers: {error}")
     except KeyboardInterrupt:
         sys.exit("peers: interrupted; run the same command again to go on")
-    say(f"{archive.relative_to(pins.ROOT)}: {archive.stat().st_size / 1e6:.1f} MB, for a machine without network:")
+    say(f"{archive.relative_to(pins.ROOT)}: {archive.stat().st_size / 1e6:.2f} MB, for a machine without network:")
     say(f"    mkdir -p .peers && tar xJf {archive.name} -C .peers")
 
 
