@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from tests import machine as machine_facts
-from tests.bench.conftest import CLOCK
 from tests.bench.measure import is_ours
-from tests.bench.ours import ours
-from tests.bench.peers import peers
+from tests.bench.options import implementations
 from tests.bench.problem import Shape
 from tests.bench.session import DeviceClock, Session
 from tests.bench.shapes import chosen
 
 if machine_facts.kind() != "sm90":
     pytest.skip("needs a Hopper GPU: no speed is measured here", allow_module_level=True)
+
+CLOCK = DeviceClock()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -31,13 +31,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         shapes = chosen(option("--full"), filter(None, option("--ops").split(",")), option("--heads"))
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
-    implementations = [*ours(), *peers(seed_checkout=option("--seed-checkout"))]
-    cases = [(shape, i.name) for shape in shapes for i in implementations if shape.op in i.ops]
+    offered = implementations(metafunc.config)
+    cases = [(shape, i.name) for shape in shapes for i in offered if shape.op in i.ops]
     metafunc.parametrize(("shape", "impl"), cases, ids=[f"{shape} {impl}" for shape, impl in cases])
 
 
 @pytest.mark.benchmark(timer=CLOCK)
-def test_speed(shape: Shape, impl: str, speed: Session, clock: DeviceClock, benchmark: Any) -> None:
+def test_speed(shape: Shape, impl: str, speed: Session, benchmark: Any) -> None:
     row = speed.row(shape, impl)
     if is_ours(impl):
         assert row.checked, f"{impl} on {shape}: {row.note}"
@@ -46,7 +46,7 @@ def test_speed(shape: Shape, impl: str, speed: Session, clock: DeviceClock, benc
         pytest.skip(row.note if row.us is None else f"measured before: {row.us:.2f} us")
     benchmark.group = str(shape)
     benchmark.extra_info.update(row.as_json())
-    benchmark.pedantic(clock.play(samples), rounds=len(samples), iterations=1)
+    benchmark.pedantic(CLOCK.play(samples), rounds=len(samples), iterations=1)
     if is_ours(impl) and row.key in speed.slower:
         now, before = speed.slower[row.key]
         pytest.fail(f"slower than the record, twice: {now:.2f} us against {before:.2f} us")

@@ -9,9 +9,8 @@ import torch
 
 from tests import machine as machine_facts
 from tests.bench import timing
-from tests.bench.implementation import Implementation, Unsupported
-from tests.bench.ours import ours
-from tests.bench.peers import peers
+from tests.bench.implementation import Bound, Implementation, Unsupported
+from tests.bench.options import implementations
 from tests.bench.problem import Problem, Shape
 from tests.bench.session import Session
 from tests.bench.start import first_call_in_new_process
@@ -25,35 +24,39 @@ OPS = ("verify-snapshots", "decode")
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "implementation" in metafunc.fixturenames:
         # a peer in a process of its own is left out: there its wrapper finds kernels where it would compile them
-        offered = [*ours(), *peers(seed_checkout=metafunc.config.getoption("--seed-checkout"))]
-        cases = [(op, i) for op in OPS for i in offered if op in i.ops and not hasattr(i, "remote")]
+        offered = [i for i in implementations(metafunc.config) if not hasattr(i, "remote")]
+        cases = [(op, i) for op in OPS for i in offered if op in i.ops]
         metafunc.parametrize(("op", "implementation"), cases, ids=[f"{op} {i.name}" for op, i in cases])
 
 
-def test_one_call(op: str, implementation: Implementation, speed: Session) -> None:
-    """Host time and additional peak memory of one eager call at N = 1 and 64."""
+@pytest.mark.parametrize(("what", "N"), (("eager-call", 1), ("peak-memory", 64)))
+def test_one_call(what: str, N: int, op: str, implementation: Implementation, speed: Session) -> None:
+    """Host time of one eager call, and the memory that it takes beyond what it was given."""
     if absent := implementation.absent():
         pytest.skip(absent)
-    for N in (1, 64):
-        shape = Shape(op, N, 12 if op == "verify-snapshots" else 1, cold=False)
-        problem = Problem(shape, speed.device, l2_bytes=1)
-        try:
-            bound = implementation.bind(problem)
-        except Unsupported as reason:
-            pytest.skip(str(reason))
-        bound.launch(0)
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        bound.launch(0)
-        torch.cuda.synchronize()
-        extra = (torch.cuda.max_memory_allocated() - before) / 2**20
-        where = f"{op}, N = {N}, T = {shape.T}, 16/32 heads, bf16 pool"
-        if N == 1:
-            cost = timing.host_microseconds(lambda bound=bound: bound.launch(0))  # type: ignore[misc]
-            speed.note_start(implementation.name, "eager-call", cost, "us", where)
-        else:
-            speed.note_start(implementation.name, "peak-memory", extra, "MiB", where)
+    shape = Shape(op, N, 12 if op == "verify-snapshots" else 1, cold=False)
+    problem = Problem(shape, speed.device, l2_bytes=1)
+    try:
+        bound = implementation.bind(problem)
+    except Unsupported as reason:
+        pytest.skip(str(reason))
+    where = f"{op}, N = {N}, T = {shape.T}, 16/32 heads, bf16 pool"
+    if what == "eager-call":
+        cost, unit = timing.host_microseconds(lambda: bound.launch(0)), "us"
+    else:
+        cost, unit = extra_memory(bound), "MiB"
+    speed.note_start(implementation.name, what, cost, unit, where)
+
+
+def extra_memory(bound: Bound) -> float:
+    """MiB that a call allocates at its peak, once it has run before."""
+    bound.launch(0)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    bound.launch(0)
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def test_new_process(speed: Session, tmp_path: Path) -> None:

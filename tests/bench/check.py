@@ -10,13 +10,12 @@ from torch import Tensor
 from reference.gating import gates, l2norm
 from reference.recurrence import delta_step, per_value_head
 from tests.bench.implementation import Bound
-from tests.bench.problem import FULL_HISTORY, SCALE, Problem
+from tests.bench.problem import FULL_HISTORY, RING_OPS, SCALE, Problem
+from tests.limits import ROUNDING
 
 #: An output of a peer that is further from fp64 than this is wrong, not imprecise: three times the rounding of bf16
 #: (1.7e-3 root mean square), which leaves room for bf16 arithmetic inside.
 PEER_LIMIT = 5e-3
-#: Ours must be within the rounding of what it stores (tests/verify/cases.py derives these).
-OUR_LIMIT = {torch.bfloat16: 2.0e-3, torch.float16: 2.5e-4, torch.float32: 1.0e-6}
 
 
 class Error:
@@ -63,7 +62,7 @@ def errors(problem: Problem, outputs: dict[str, Tensor]) -> dict[str, float]:
     shape = problem.shape
     found = {name: Error() for name in outputs}
     S = problem.initial.double()
-    if shape.op in ("ring", "decode-ring"):
+    if shape.op in RING_OPS:
         past = Tokens.of(problem, problem.past_mixed, problem.past_a, problem.past_b)
         for t in range(int(problem.history.max())):
             S = torch.where((t < problem.history)[:, None, None, None], past.step(S, t)[0], S)
@@ -78,7 +77,7 @@ def errors(problem: Problem, outputs: dict[str, Tensor]) -> dict[str, float]:
             found["o"].add(outputs["o"][:, t], o)
         if "states" in outputs:
             found["states"].add(outputs["states"][:, t], S)
-        if "final" in outputs and shape.op not in ("ring", "decode-ring"):
+        if "final" in outputs and shape.op not in RING_OPS:
             found["final"].add(outputs["final"][last == t + 1], S[last == t + 1])
     return {name: error.value for name, error in found.items()}
 
@@ -93,11 +92,11 @@ def run_and_compare(problem: Problem, bound: Bound) -> dict[str, float]:
 
 
 def verdict(found: dict[str, float], outputs_dtype: dict[str, torch.dtype], *, ours: bool) -> str:
-    """ "" if every error is within its limit, else what is wrong."""
+    """ "" if every error is within its limit, else what is wrong. Ours are held to the rounding of what they store."""
     if not found:
         return "wrong: no output was compared"
     for name, error in found.items():
-        limit = OUR_LIMIT[outputs_dtype[name]] if ours else PEER_LIMIT
+        limit = ROUNDING[outputs_dtype[name]] if ours else PEER_LIMIT
         if not error <= limit:
             return f"wrong: relative L2 error of {name} is {error:.2g}, limit {limit:.2g}"
     return ""

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests import machine as machine_facts
-from tests.bench.ours import ours
-from tests.bench.peers import peers
+from tests.bench.options import implementations
 from tests.bench.record import Record
-from tests.bench.session import CannotResume, DeviceClock, Session
+from tests.bench.session import Session
 
 FILE = "bench.sm90.json"
-CLOCK = DeviceClock()
+RUN = pytest.StashKey[Session]()
 
 
 @pytest.fixture(scope="session")
@@ -22,27 +21,22 @@ def speed(pytestconfig: pytest.Config) -> Iterator[Session]:
     """The one run of this pytest session."""
     root, option = pytestconfig.rootpath, pytestconfig.getoption
     recorded = root / "specs" / "results" / FILE
-    implementations = [*ours(), *peers(seed_checkout=option("--seed-checkout"))]
     commit = option("--commit") or machine_facts.commit(root)
     try:
         baseline = Record.read(recorded) if option("--compare") else None
         session = Session.start(
-            root / ".gates" / FILE, implementations, commit, resume=option("--resume"), baseline=baseline
+            root / ".gates" / FILE,
+            implementations(pytestconfig),
+            commit,
+            resume=option("--resume"),
+            baseline=baseline,
         )
-    except (CannotResume, ValueError) as error:
+    except ValueError as error:
         pytest.exit(str(error), returncode=2)
     yield session
     pytestconfig.stash[RUN] = session
     if option("--record"):
         shutil.copyfile(session.path, recorded)
-
-
-RUN = pytest.StashKey[Session]()
-
-
-@pytest.fixture
-def clock() -> DeviceClock:
-    return CLOCK
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

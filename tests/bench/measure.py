@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -70,41 +70,20 @@ def is_ours(name: str) -> bool:
     return name.startswith("kernels/")
 
 
-def lanes_of(
-    shape: Shape, implementations: list[Implementation], device: torch.device, l2_bytes: int
-) -> Iterator[tuple[Row, Lane | None]]:
-    """Every implementation of the shape's op with its row; None where it cannot be timed, and the row says why."""
-    problem = Problem(shape, device, l2_bytes)
-    for implementation in implementations:
-        if shape.op not in implementation.ops:
-            continue
-        row = Row(shape, implementation.name, note=implementation.note)
-        if absent := implementation.absent():
-            row.note = absent
-            yield row, None
-            continue
-        try:
-            if hasattr(implementation, "remote"):
-                lane = remote_lane(implementation, shape, l2_bytes)
-            else:
-                lane = local_lane(implementation, problem)
-        except Unsupported as reason:
-            row.note = f"not supported: {reason}"
-            yield row, None
-            continue
-        except Exception as error:
-            if is_ours(implementation.name):
-                raise
-            # A peer that breaks is a finding about the peer, and no reason to lose the run.
-            row.note = failure(error)
-            yield row, None
-            continue
-        row.errors = {name: error for name, error in lane.errors.items() if math.isfinite(error)}
-        row.checked = not lane.wrong
-        if lane.wrong:
-            row.note = lane.wrong
-            lane.release()
-        yield row, None if lane.wrong else lane
+def lane_or_reason(implementation: Implementation, problem: Problem, l2_bytes: int) -> Lane | str:
+    """The implementation on the problem, or in words why it cannot be timed. What breaks in ours is raised."""
+    if absent := implementation.absent():
+        return absent
+    try:
+        if hasattr(implementation, "remote"):
+            return remote_lane(implementation, problem.shape, l2_bytes)
+        return local_lane(implementation, problem)
+    except Unsupported as reason:
+        return f"not supported: {reason}"
+    except Exception as error:
+        if is_ours(implementation.name):
+            raise
+        return failure(error)  # a finding about the peer, and no reason to lose the run
 
 
 def measure(
@@ -113,18 +92,30 @@ def measure(
     ceilings: dict[str, Ceiling],
     device: torch.device,
     l2_bytes: int,
-    rounds: int = ROUNDS,
 ) -> tuple[list[Row], dict[str, list[float]]]:
     """Rows of every implementation of the shape's op, and the samples (us) of those that were timed."""
     rows: list[Row] = []
     lanes: dict[str, Lane] = {}
+    problem = Problem(shape, device, l2_bytes)
     with contextlib.ExitStack() as cleanup:
-        for row, lane in lanes_of(shape, implementations, device, l2_bytes):
+        for implementation in implementations:
+            if shape.op not in implementation.ops:
+                continue
+            row = Row(shape, implementation.name, note=implementation.note)
             rows.append(row)
-            if lane is not None:
-                cleanup.callback(lane.release)
-                lanes[row.impl] = lane
-        samples = timing.interleave({name: lane.round for name, lane in lanes.items()}, rounds)
+            lane = lane_or_reason(implementation, problem, l2_bytes)
+            if isinstance(lane, str):
+                row.note = lane
+                continue
+            row.errors = {name: error for name, error in lane.errors.items() if math.isfinite(error)}
+            if lane.wrong:
+                row.note = lane.wrong
+                lane.release()
+                continue
+            row.checked = True
+            cleanup.callback(lane.release)
+            lanes[row.impl] = lane
+        samples = timing.interleave({name: lane.round for name, lane in lanes.items()}, ROUNDS)
     ceiling = ceiling_of(shape, ceilings)
     for row in rows:
         if row.impl not in samples:

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.bench.implementation import Implementation
+
+
+def implementations(config: pytest.Config) -> list[Implementation]:
+    """Ours and every entry of every peer, here or not."""
+    from tests.bench.ours import ours
+    from tests.bench.peers import peers
+
+    return [*ours(), *peers(seed_checkout=config.getoption("--seed-checkout"))]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 K = V = 128
 SCALE = K**-0.5
 OPS = ("verify-snapshots", "verify-replay", "commit", "ring", "decode", "decode-ring", "prepass")
+RING_OPS = ("ring", "decode-ring")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 #: a cold measurement moves this many times the L2 cache before it comes back to the same states
@@ -59,7 +60,7 @@ class Shape:
     def states_moved(self) -> int:
         """Request states that the op must read or write, over all requests."""
         moved = {"verify-snapshots": 1 + self.T, "decode": 2, "commit": 2}
-        folded = self.folding if self.op in ("ring", "decode-ring") else 0
+        folded = self.folding if self.op in RING_OPS else 0
         reads = 0 if self.op == "prepass" else 1
         return self.N * moved.get(self.op, reads) + folded
 
@@ -112,8 +113,9 @@ class Problem:
         self.lengths = torch.randint(1, T + 1, (N,), generator=rng, device=device).int()
         self.history = torch.full((N,), HISTORY, dtype=torch.int32, device=device)
         self.history[torch.randperm(N, generator=rng, device=device)[: shape.folding]] = FULL_HISTORY
-        self.past_mixed = normal(N * RING, 2 * H * K + HV * V).bfloat16()
-        self.past_a, self.past_b = normal(N * RING, HV).bfloat16(), normal(N * RING, HV).bfloat16()
+        if shape.op in RING_OPS:
+            self.past_mixed = normal(N * RING, 2 * H * K + HV * V).bfloat16()
+            self.past_a, self.past_b = normal(N * RING, HV).bfloat16(), normal(N * RING, HV).bfloat16()
 
     def split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k [rows, H, K] and v [rows, HV, V] as views of mixed [rows, 2 H K + HV V]."""

@@ -42,8 +42,8 @@ class Session:
     ) -> Session:
         """A new run, or with `resume` the one in `path` if there is one. Raises CannotResume."""
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        versions = machine_facts.versions() | dict(i.name.split("/")[0].rsplit("-", 1) for i in implementations
-                                                   if not is_ours(i.name) and not i.absent())  # fmt: skip
+        here = [i.name.partition("/")[0] for i in implementations if not is_ours(i.name) and not i.absent()]
+        versions = machine_facts.versions() | dict(peer.rsplit("-", 1) for peer in here)
         record = Record(machine_facts.device_name(), now, commit, versions)
         if resume and path.exists():
             before = Record.read(path)

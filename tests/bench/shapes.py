@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tests.bench.problem import Shape
+from tests.bench.problem import DTYPES, Shape
 from tests.shapes import BATCHES, HEADS, POOLS, TOKENS
 
-POOL_NAMES = tuple({"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}[str(pool)[6:]] for pool in POOLS)
+POOL_NAMES = tuple(name for name, dtype in DTYPES.items() if dtype in POOLS)
 QUICK_BATCHES = (1, 8, 64, 256)
 QUICK_TOKENS = (4, 8, 12, 16)
 VERIFY_OPS = ("verify-snapshots", "verify-replay")
@@ -57,8 +57,10 @@ def full() -> Iterator[Shape]:
 def chosen(whole: bool, ops: Iterable[str] = (), heads: str = "") -> list[Shape]:
     """The shapes of a run, each once; `ops` and `heads` ("16/32") narrow them."""
     ops = tuple(ops)
-    unknown = set(ops) - {shape.op for shape in full()}
-    if unknown:
-        raise ValueError(f"no shape of op {', '.join(sorted(unknown))}; known: {sorted({s.op for s in full()})}")
+    known_ops, known_heads = {s.op for s in full()}, {f"{s.H}/{s.HV}" for s in full()}
+    if unknown := set(ops) - known_ops:
+        raise ValueError(f"no shape of op {', '.join(sorted(unknown))}; known: {', '.join(sorted(known_ops))}")
+    if heads and heads not in known_heads:
+        raise ValueError(f"no shape with heads {heads}; known: {', '.join(sorted(known_heads))}")
     shapes = dict.fromkeys(full() if whole else quick())
     return [s for s in shapes if (not ops or s.op in ops) and (not heads or heads == f"{s.H}/{s.HV}")]

@@ -123,6 +123,8 @@ def test_shapes_of_a_run() -> None:
     assert {(s.H, s.HV) for s in chosen(True, heads="4/8")} == {(4, 8)}
     with pytest.raises(ValueError, match="no shape of op prefill"):
         chosen(False, ["prefill"])
+    with pytest.raises(ValueError, match="no shape with heads 3/4; known: 16/32, "):
+        chosen(False, heads="3/4")
 
 
 @pytest.mark.criterion("7.3")

@@ -69,6 +69,14 @@ def test_every_entry_is_listed() -> None:
     assert by_peer == {peer: list(entries) for peer, entries in NAMES.items()}
 
 
+def test_versions_agree_with_the_constraints() -> None:
+    """A package that the environment installs too is the version that the benchmark fetches."""
+    lines = (pins.ROOT / "constraints.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if "==" in line)
+    both = {peer.package: peer.version for peer in PEERS.values() if peer.package in pinned}
+    assert both == {package: pinned[package] for package in both} and "fla-core" in both
+
+
 @pytest.mark.criterion("7.2")
 def test_listing_imports_neither_triton_nor_a_peer_and_touches_no_gpu() -> None:
     program = (

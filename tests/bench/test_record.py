@@ -68,7 +68,7 @@ def test_what_is_no_record(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.criterion("7.5")
 def test_the_rule_of_regression() -> None:
-    """Both 5 % and 0.8 us: a small kernel jitters by a tenth, a large one by half a percent."""
+    """Both 5 % and 0.8 us: a share alone would flag the jitter of small kernels, microseconds that of large ones."""
     assert not is_slower(2.7, 2.0), "0.7 us is noise, whatever share it is"
     assert not is_slower(103.0, 100.0), "3 % is noise, however many us"
     assert is_slower(2.9, 2.0) and is_slower(106.0, 100.0)

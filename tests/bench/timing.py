@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -84,8 +85,6 @@ def spread(samples: list[float]) -> float:
 
 def host_microseconds(call: Callable[[], Any], calls: int = 200) -> float:
     """Median over five runs of the host's time for one of `calls` eager calls that nobody waits for."""
-    import time
-
     call()
     torch.cuda.synchronize()
     found = []

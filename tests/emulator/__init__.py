@@ -30,8 +30,8 @@ class EmulatedKernel:
     def __init__(self, lowered: Lowered, patch: Patch | None = None) -> None:
         source = lowered.source if patch is None else patch(lowered.source)
         self.signature = Signature(lowered.prim_func, signature(source, lowered.entry), lowered.extents)
-        self.library = compile_kernel(source, lowered.entry)
-        self._launch = ctypes.CDLL(str(self.library)).emu_launch
+        self.shared_object = compile_kernel(source, lowered.entry)
+        self._launch = ctypes.CDLL(str(self.shared_object)).emu_launch
         self._launch.restype = ctypes.c_char_p
 
     def __call__(self, *args: Any) -> None:

@@ -84,10 +84,10 @@ def test_unsupported_intrinsic(statement: str, message: str) -> None:
 
 def test_build_is_reused() -> None:
     lowered = lower(Program(staged.__name__, staged.Config()))
-    library = load(lowered).library
-    written = library.stat().st_mtime_ns
-    assert load(lowered).library == library
-    assert library.stat().st_mtime_ns == written
+    shared_object = load(lowered).shared_object
+    written = shared_object.stat().st_mtime_ns
+    assert load(lowered).shared_object == shared_object
+    assert shared_object.stat().st_mtime_ns == written
 
 
 def test_two_builders_of_one_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

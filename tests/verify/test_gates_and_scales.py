@@ -9,7 +9,8 @@ import torch
 
 from kernels import verify
 from tests.gate_engine import Evidence
-from tests.verify.cases import ROUNDING, Case, check, make, relative_l2
+from tests.limits import ROUNDING
+from tests.verify.cases import Case, check, make, relative_l2
 
 pytestmark = pytest.mark.usefixtures("emulator")
 
