@@ -1,16 +1,19 @@
 """Verify with per-token states in the chunk form (specs/design/chunk-form.md).
 
-    Y_k | Y_q = S_0 [K | Q]^T            one [V x K] x [K x 2 TM] product of raw bf16 operands
-    A | B     = [K | Q] [K | Q]^T        one Gram product; its diagonal holds the norms
-    u_t = beta_t (v_t - e^{G_t} Y_k[:, t] - sum_{i<t} D_ti A_ti u_i)
-    o_t = e^{G_t} Y_q[:, t] + sum_{i<=t} D_ti B_ti u_i
-    S_t = e^{g_t} S_{t-1} + u_t k_t^T    stored for every token
+    Y_k, Y_q = K S_0^T, Q S_0^T     products of raw bf16 operands with fp32 sums
+    A, B     = K K^T, Q K^T         likewise; the diagonals of K K^T and Q Q^T are the norms
+    w_t, o_t                        the recurrence on these numbers alone: no token touches the state (steps.solve_row)
+    S_t = e^{g_t} S_{t-1} + w_t k_t^T      stored for every token
 
-One CTA owns `BV` rows of one value head of one request: BV x K of the state in registers (BV * K / threads each), the
-block's k and q, and its V columns of v in shared memory. In the solve, threads tx and tx + BV own row tx % BV: both
-solve it, each writes every second output. A state that is not bf16 enters the product as two (fp16) or three (fp32)
-exact bf16 parts, and so does the fp32 state carried from one block of 16 tokens to the next.
-Shared memory: 53 KiB at BV = 64, K = 128.
+One CTA owns `BV` = 32 rows of one value head of one request (`head_batch` > 1: 32 / head_batch rows of each of as many
+value heads of one key head). k, q, v of a block of 16 tokens lie in shared memory. Each of the four warps owns 8 rows
+from the product to the stores and holds them twice: as the bf16 fragment of the product, and in fp32 as rows of 16
+lanes, 8 columns a lane, as they are stored. Warps 0 to 2 also make the token products, warp 3 the gates: two barriers
+a block, the rest is a warp's own. A warp stores its 8 rows with one bulk copy a token, from two buffers in turn.
+
+A state that is not bf16 enters the product as two (fp16) or three (fp32) exact bf16 parts, and so does the fp32 state
+carried from one block of 16 tokens to the next. Registers: at most 128, of which 32 the fp32 state.
+Shared memory: 36 KiB for a bf16 pool, 52 KiB for fp32.
 """
 
 # mypy: disable-error-code="no-untyped-def, valid-type"
@@ -20,9 +23,14 @@ import tilelang.language as T
 
 from kernels import steps
 from kernels.tile import TM
-from kernels.verify.config import PARTS, Config
+from kernels.verify.config import PARTS, ROWS_PER_WARP, Config
+from kernels.warp import CHUNK, QUAD, bulk_store
 
-PASS_CONFIGS: dict[str, Any] = {"tl.disable_warp_specialized": True}  # every thread has one role
+PASS_CONFIGS: dict[str, Any] = {
+    "tl.disable_warp_specialized": True,  # every thread has one role
+    "tl.disable_thread_storage_sync": True,  # what a warp keeps to itself needs no barrier of the block
+}
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def build(c: Config) -> Any:
@@ -73,122 +81,192 @@ def build(c: Config) -> Any:
 
 @T.macro
 def _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, states, state_rows, scale):
-    NT, N, SLOTS, ROWS, STEPS = (
-        q.shape[0],
-        state_indices.shape[0],
-        pool.shape[0],
-        states.shape[0],
-        states.shape[1],
-    )
-    v_tiles = c.V // c.BV
-    with T.Kernel(N * c.HV * v_tiles, threads=c.threads) as cta:
+    NT, N, SLOTS = q.shape[0], state_indices.shape[0], pool.shape[0]
+    rows = c.BV // c.head_batch  # of each of the heads of this CTA
+    with T.Kernel(N * (c.HV // c.head_batch) * (c.V // rows), threads=c.threads) as cta:
         steps.assume_wide(q, 1)
         steps.assume_wide(k, 1)
         steps.assume_wide(v, 1)
         steps.assume_wide(o, 1)
         steps.assume_wide(pool, 1)
         steps.assume_wide(states, 2)
-        T.annotate_min_blocks_per_sm(3)  # caps registers at 168, which no variant spills under
+        T.annotate_min_blocks_per_sm(c.blocks_per_sm)
         tx = T.get_thread_binding()
-        v0 = cta % v_tiles * c.BV
-        h = cta // v_tiles % c.HV
-        n = cta // (v_tiles * c.HV)
+        v0 = cta % (c.V // rows) * rows
+        h0 = cta // (c.V // rows) % (c.HV // c.head_batch) * c.head_batch
+        n = cta // (c.HV // c.head_batch * (c.V // rows))
+        # The 8 rows of this warp: from row `r0` of value head `h`.
+        h = h0 + tx // 32 // (4 // c.head_batch)
+        r0 = v0 + tx // 32 % (4 // c.head_batch) * ROWS_PER_WARP
         slot = T.alloc_var("int32")
         row = T.alloc_var("int32")
         start = T.alloc_var("int32")
         length = T.alloc_var("int32")
+        end = T.alloc_var("int32")
         slot = state_indices[n]
         row = state_rows[n]
         start = T.max(cu_seqlens[n], 0)
         length = T.min(cu_seqlens[n + 1], NT) - start
-        steps.zero_tail(o, T.max(cu_seqlens[N], 0), n, N, h, v0, c.BV)
+        end = T.max(cu_seqlens[N], 0)
         if slot >= 0 and slot < SLOTS:
-            _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, ROWS, STEPS, scale, h, v0, tx)
+            _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale, h0, v0, h, r0, tx)
         else:
             for t in T.serial(length):
-                for i in T.Parallel(c.BV):
-                    o[start + t, h, v0 + i] = T.bfloat16(0)
+                if tx % 32 < ROWS_PER_WARP:
+                    o[start + t, h, r0 + tx % 32] = T.bfloat16(0)
+        # Rows of o that belong to no request are zero: request n clears every N-th of them.
+        for i in T.serial(T.max(T.ceildiv(NT - end - n, N), 0)):
+            if tx % 32 < ROWS_PER_WARP:
+                o[end + n + i * N, h, r0 + tx % 32] = T.bfloat16(0)
 
 
 @T.macro
-def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, ROWS, STEPS, scale, h, v0, tx):
-    """All blocks of one request for BV rows of one value head."""
-    S = T.alloc_fragment((c.BV, c.K), "float32")
-    S_s = T.alloc_shared((c.BV, c.K), "bfloat16")
-    KQ_s = T.alloc_shared((2 * TM, c.K), "bfloat16")
+def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale, h0, v0, h, r0, tx):
+    """All blocks of one request for the rows of this CTA."""
+    ROWS, STEPS = states.shape[0], states.shape[1]
+    KQ_s = T.alloc_shared((2 * TM, c.K + QUAD), "bfloat16")  # padded: a quarter warp reads 2 rows without conflicts
     V_s = T.alloc_shared((TM, c.BV), "bfloat16")
-    Y = T.alloc_fragment((c.BV, 2 * TM), "float32")
-    Y_s = T.alloc_shared((c.BV, 2 * TM + 1), "float32")
-    gram = T.alloc_fragment((2 * TM, 2 * TM), "float32")
-    gram_s = T.alloc_shared((2 * TM, 2 * TM + 1), "float32")
-    coef_s = T.alloc_shared((2 * TM, TM), "float32")
-    U_s = T.alloc_shared((TM, c.BV), "float32")
-    Kn_s = T.alloc_shared((TM, c.K), "float32")
-    g_s = T.alloc_shared((TM,), "float32")
-    beta_s = T.alloc_shared((TM,), "float32")
-    decay_s = T.alloc_shared((TM,), "float32")
-    from_start_s = T.alloc_shared((TM,), "float32")
-    inv_norm_s = T.alloc_shared((2 * TM,), "float32")
-    u = T.alloc_local((TM,), "float32")
-    T.clear(u)
-    hk = h // (c.HV // c.H)
-    in_registers = c.blocks or PARTS[c.pool] > 1
+    kk_s = T.alloc_shared((TM, TM + 4), "float32")
+    qk_s = T.alloc_shared((TM, TM + 4), "float32")
+    k_norm = T.alloc_shared((TM,), "float32")
+    q_norm = T.alloc_shared((TM,), "float32")
+    decay_s = T.alloc_shared((c.head_batch, TM), "float32")
+    beta_s = T.alloc_shared((c.head_batch, TM), "float32")
+    Y_s = T.alloc_shared((4, ROWS_PER_WARP, 2 * TM + 4), "float32")
+    w_s = T.alloc_shared((4, TM, ROWS_PER_WARP), "float32")
+    stage = T.alloc_shared((4, 2, ROWS_PER_WARP, c.K), c.pool)
+    warp, lane = tx // 32, tx % 32
+    g, quad = lane // 4, lane % 4
+    head = warp // (4 // c.head_batch)
     parts = 3 if c.blocks else PARTS[c.pool]
+    S_parts = T.alloc_local((parts * c.K // 4,), "bfloat16")  # exact parts of the columns of row g in the product
+    S = T.alloc_local((c.K // 4,), "float32")  # of rows lane // 16 + 2 i, 8 columns each
+    stored = T.alloc_local((c.K // 4,), c.pool)
+    o_t = T.alloc_local((4,), "float32")
+    Y_k, Y_q = T.alloc_local((4,), "float32"), T.alloc_local((4,), "float32")
+    same_0, same_1 = T.alloc_local((4,), "float32"), T.alloc_local((4,), "float32")
 
-    if in_registers:
-        T.copy(pool[slot, h, v0 : v0 + c.BV, 0 : c.K], S)
+    if c.blocks:
+        parts_s = T.alloc_shared((4, ROWS_PER_WARP, c.K + QUAD), "bfloat16")
     else:
-        T.async_copy(pool[slot, h, v0 : v0 + c.BV, 0 : c.K], S_s)
+        fragment = T.alloc_local((c.K // 4,), c.pool)
+        for j in T.unroll(c.K // QUAD):
+            for e in T.vectorized(CHUNK):
+                fragment[j * CHUNK + e] = pool[slot, h, r0 + g, j * QUAD + quad * CHUNK + e]
+    for i in T.unroll(4):
+        for e in T.vectorized(CHUNK):
+            stored[i * CHUNK + e] = pool[slot, h, r0 + i * 2 + lane // 16, lane % 16 * CHUNK + e]
+    if c.blocks:
+        for i in T.unroll(c.K // 4):
+            S[i] = T.cast(stored[i], "float32")
+
     for block in T.serial(T.ceildiv(length, TM) if c.blocks else T.min(length, 1)):
         t0 = start + block * TM
         L = T.min(length - block * TM, TM)
-        steps.stage_rows(k, KQ_s, 0, t0, hk, 0, L)
-        steps.stage_rows(q, KQ_s, TM, t0, hk, 0, L)
-        steps.stage_rows(v, V_s, 0, t0, h, v0, L)
-        if c.raw_gates:
-            steps.raw_gates(*gates, g_s, beta_s, t0, h, L, tx)
-        else:
-            steps.activated_gates(*gates, g_s, beta_s, t0, h, L, tx)
-        T.sync_threads()
-
-        T.gemm(KQ_s, KQ_s, gram, transpose_B=True, clear_accum=True)
-        T.copy(gram, gram_s[0 : 2 * TM, 0 : 2 * TM])
-        T.sync_threads()
-        steps.norms_and_decays(gram_s, g_s, inv_norm_s, decay_s, from_start_s, scale, c.l2norm, tx)
-        T.sync_threads()
-        steps.block_coefficients(gram_s, g_s, inv_norm_s, coef_s, tx, c.threads)
-        for t, j in T.Parallel(TM, c.K):
-            Kn_s[t, j] = T.cast(KQ_s[t, j], "float32") * inv_norm_s[t]
-
-        # Y = S_0 [K | Q]^T
-        if in_registers:
-            T.clear(Y)
-            for part in T.serial(parts):
-                steps.split_part(S, S_s, part)
-                T.sync_threads()
-                T.gemm(S_s, KQ_s, Y, transpose_B=True)
-                T.sync_threads()
-        else:
-            T.ptx_wait_group(0)
-            T.sync_threads()
-            T.gemm(S_s, KQ_s, Y, transpose_B=True, clear_accum=True)
-        T.copy(Y, Y_s[0 : c.BV, 0 : 2 * TM])
-        T.sync_threads()
-        steps.solve_row(
-            Y_s, V_s, U_s, coef_s, beta_s, from_start_s, inv_norm_s, u, o, t0, h, v0, L, c.BV, c.threads, tx
-        )
-
-        # S_t = e^{g_t} S_{t-1} + u_t k_t^T
-        if not in_registers:
-            for i, j in T.Parallel(c.BV, c.K):
-                S[i, j] = T.cast(S_s[i, j], "float32")
-        T.sync_threads()
-        for t in T.serial(L):
-            for i, j in T.Parallel(c.BV, c.K):
-                S[i, j] = S[i, j] * decay_s[t] + U_s[t, i] * Kn_s[t, j]
-            if row >= 0 and row < ROWS and block * TM + t < STEPS:
-                T.copy(S, states[row, block * TM + t, h, v0 : v0 + c.BV, 0 : c.K])
+        steps.stage_tokens(k, KQ_s, 0, t0, h0 // (c.HV // c.H), L, c.K, c.threads, tx)
+        steps.stage_tokens(q, KQ_s, TM, t0, h0 // (c.HV // c.H), L, c.K, c.threads, tx)
+        if tx < 4 * TM:
+            of = tx % 4  # the warp whose 8 columns these are
+            steps.stage_chunk(
+                v, t0 + tx // 4, h0 + of // (4 // c.head_batch), v0 + of % (4 // c.head_batch) * ROWS_PER_WARP,
+                V_s, tx // 4, of * ROWS_PER_WARP, tx // 4 < L,
+            )  # fmt: skip
+        if warp == 3:
+            for i in T.unroll((c.head_batch + 1) // 2):
+                if i * 2 + lane // TM < c.head_batch:
+                    t = lane % TM
+                    b = i * 2 + lane // TM
+                    if c.raw_gates:
+                        steps.raw_gates(*gates, decay_s, beta_s, b, t, t0 + t, h0 + b, t < L)
+                    else:
+                        steps.activated_gates(*gates, decay_s, beta_s, b, t, t0 + t, h0 + b, t < L)
         if c.blocks:
+            _carried_parts(c, S, parts_s, S_parts, warp, lane)
+        elif parts == 1:
+            for i in T.unroll(c.K // 4):
+                S_parts[i] = fragment[i]
+        else:
+            for part in tuple(range(parts)):
+                for i in T.unroll(c.K // 4):
+                    S_parts[part * (c.K // 4) + i] = steps.bf16_part(T.cast(fragment[i], "float32"), part)
+        T.ptx_wait_group(0)
+        T.sync_threads()
+
+        T.clear(Y_k)
+        T.clear(Y_q)
+        T.clear(same_0)
+        T.clear(same_1)
+        steps.products(KQ_s, S_parts, parts, Y_k, Y_q, warp, same_0, same_1, c.K, g, quad)
+        steps.share_gram(warp, same_0, same_1, kk_s, qk_s, k_norm, q_norm, scale, c.l2norm, g, quad)
+        steps.share_rows(Y_k, Y_q, Y_s, warp, g, quad)
+        T.sync_threads()
+
+        for tokens in (4, 8, 12, 16):
+            if L > tokens - 4 and L <= tokens:
+                steps.solve_row(
+                    Y_s, V_s, kk_s, qk_s, k_norm, q_norm, decay_s, beta_s, head, w_s, o_t, tokens, warp, g, quad
+                )
+        for m in T.unroll(4):
+            if m * 4 + quad < L:
+                o[t0 + m * 4 + quad, h, r0 + g] = T.cast(o_t[m], "bfloat16")
+        T.sync_warp()
+
+        if not c.blocks:
+            for i in T.unroll(c.K // 4):
+                S[i] = T.cast(stored[i], "float32")
+        for t in T.serial(L):
+            _next_state(S, KQ_s, w_s, decay_s, head, t, warp, lane)
+            if row >= 0 and row < ROWS and block * TM + t < STEPS:
+                _keep(c, S, stage, t % 2, 1, states[row, block * TM + t, h, r0, 0], warp, lane)
+        if c.blocks:
+            if lane == 0:
+                T.tma_store_wait(0)
             T.sync_threads()
     if c.commit and length > 0:
-        T.copy(S, pool[slot, h, v0 : v0 + c.BV, 0 : c.K])
+        _keep(c, S, stage, 0, 0, pool[slot, h, r0, 0], warp, lane)
+    if lane == 0:
+        T.tma_store_wait(0)
+
+
+@T.macro
+def _carried_parts(c, S, parts_s, S_parts, warp, lane):
+    """The bf16 parts of the state in registers, from the layout of the stores to that of the product."""
+    for part in tuple(range(PARTS["float32"])):
+        T.sync_warp()
+        for i in T.unroll(4):
+            for e in T.vectorized(CHUNK):
+                parts_s[warp, i * 2 + lane // 16, lane % 16 * CHUNK + e] = steps.bf16_part(S[i * CHUNK + e], part)
+        T.sync_warp()
+        for j in T.unroll(c.K // QUAD):
+            for e in T.vectorized(CHUNK):
+                S_parts[part * (c.K // 4) + j * CHUNK + e] = parts_s[warp, lane // 4, j * QUAD + lane % 4 * CHUNK + e]
+
+
+@T.macro
+def _next_state(S, KQ_s, w_s, decay_s, head, t, warp, lane):
+    """S = e^{g_t} S + w_t k_t^T"""
+    k_t = T.alloc_local((CHUNK,), "bfloat16")
+    w_t = T.alloc_local((4,), "float32")
+    for e in T.vectorized(CHUNK):
+        k_t[e] = KQ_s[t, lane % 16 * CHUNK + e]
+    for i in T.vectorized(4):
+        w_t[i] = w_s[warp, t, lane // 16 * 4 + i]
+    for i in T.unroll(4):
+        for e in T.unroll(CHUNK):
+            S[i * CHUNK + e] = S[i * CHUNK + e] * decay_s[head, t] + w_t[i] * T.cast(k_t[e], "float32")
+
+
+@T.macro
+def _keep(c, S, stage, buffer, pending: int, target, warp, lane):
+    """Start storing the 8 rows of this warp at `target`; at most `pending` earlier stores may still read `stage`."""
+    if lane == 0:
+        T.tma_store_wait(pending)
+    T.sync_warp()
+    for i in T.unroll(4):
+        for e in T.vectorized(CHUNK):
+            stage[warp, buffer, i * 2 + lane // 16, lane % 16 * CHUNK + e] = T.cast(S[i * CHUNK + e], c.pool)
+    T.fence_proxy_async()
+    T.sync_warp()
+    if lane == 0:
+        elements = ROWS_PER_WARP * c.K
+        bulk_store(target, stage[warp, buffer, 0, 0], elements, elements * BYTES[c.pool])

@@ -7,6 +7,9 @@ import dataclasses
 #: exact bf16 parts of a pool element
 PARTS = {"bfloat16": 1, "float16": 2, "float32": 3}
 
+#: state rows of a warp of the chunk program: the columns of one tensor-core product
+ROWS_PER_WARP = 8
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -23,5 +26,7 @@ class Config:
     blocks: bool = False  # a request may have more than 16 tokens
     K: int = 128
     V: int = 128
-    BV: int = 64
+    BV: int = 32  # four warps of 8 rows
     threads: int = 128
+    head_batch: int = 1  # value heads of one key head that share a CTA
+    blocks_per_sm: int = 4

@@ -48,7 +48,5 @@ def plan(
         blocks=max_tokens > TM,
         K=K,
         V=V,
-        # 64 rows keep the state at 64 registers a thread, for three or four CTAs on an SM; the same tile for every N.
-        BV=64,
     )
     return Program("kernels.verify.chunk", config)

@@ -9,7 +9,7 @@ from tests.emulator.errors import EmulatorError
 
 #: text in the generated source -> what it is and what to do about it
 UNSUPPORTED = {
-    r"\btl::tma_\w+|\bCUtensorMap\b": "TMA; build with TL_DISABLE_TMA_LOWER",
+    r"\btl::tma_(?!store\b|store_arrive\b|store_wait\b)\w+|\bCUtensorMap\b": "TMA; build with TL_DISABLE_TMA_LOWER",
     r"\btl::mbarrier_\w+|\bmbarrier\w*|\btl::Barrier\b": "mbarrier; build with TL_DISABLE_WARP_SPECIALIZED",
     r"\btl::cluster_\w+|\btl::clc_\w+|\btl::block_rank_in_cluster\b": "thread block clusters",
     r"\btl::tcgen05\w*": "tensor memory, which SM90 does not have",

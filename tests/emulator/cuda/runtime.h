@@ -74,6 +74,7 @@ struct Thread {
   const Group* waiting;  // runnable once this group has left `generation`
   unsigned generation;
   CommitQueue<Copy> copies;
+  CommitQueue<BulkStore> bulk_stores;
   CommitQueue<Wgmma> wgmmas;
   std::vector<Accumulator> accumulators;
 };
@@ -107,10 +108,11 @@ template <class Action> void rendezvous(Group& group, int expected, Site site, A
   suspend();
 }
 
-// The async proxy (wgmma) sees shared memory as of the last proxy fence. A fence publishes what is written up to the
-// next barrier or wgmma wait: a little more than on the device, but a missing fence leaves stale data or NaN.
+// The async proxy (wgmma, bulk stores) sees shared memory as of the last proxy fence. A fence publishes what is written
+// up to the next barrier, wgmma wait or bulk store: a little more than on the device, but a missing fence leaves stale data or NaN.
 extern unsigned char async_view[DYNAMIC_SHARED + STATIC_SHARED];
 void reset_async_view();
 void publish_to_async_view();
+void check_bulk_stores();
 
 }  // namespace emu

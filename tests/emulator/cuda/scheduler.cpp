@@ -78,6 +78,7 @@ void resume(Thread& thread) {
 void fiber_main() {
   acquire(&block_begin);
   kernel();
+  check_bulk_stores();
   release(&grid_end);
   current->done = true;
   suspend();
@@ -92,6 +93,7 @@ void start_thread(int linear, char* stack) {
   t.done = t.fenced = false;
   t.waiting = nullptr;
   t.copies.clear();
+  t.bulk_stores.clear();
   t.wgmmas.clear();
   t.accumulators.clear();
   void** top = (void**)(stack + STACK - 64);

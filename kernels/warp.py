@@ -1,0 +1,53 @@
+"""What one warp does by itself: tensor-core products of 16 x 8 x 16, 16-byte accesses, bulk stores.
+
+Lane (g, c) = (lane // 4, lane % 4). A fragment of `mma` gives lane (g, c) four columns of the contraction of row g.
+Which four is free as long as both operands agree, so a lane holds 8 *contiguous* columns for two products: one 16-byte
+access where the usual order takes four of 4 bytes. A row of K columns is K / 32 such chunks of a lane.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+import tilelang.language as T
+from tilelang import tvm
+
+CHUNK = 8  # columns of a lane in two products
+QUAD = 4 * CHUNK  # columns of the four lanes of a row
+EVICT_FIRST = 1  # TileLang's number for this cache hint
+
+
+@T.macro
+def mma(A, a0, B, b0, C):
+    """C[0:4] += A B: A[a0 : a0 + 8] is 16 x 16, B[b0 : b0 + 4] is 16 x 8; bf16 operands, fp32 sums."""
+    T.ptx_mma(
+        "float32", "m16n8k16", "row", "col", "bf16", "bf16", "fp32", A.data, a0, B.data, b0, C.data, 0, T.bool(False)
+    )
+
+
+@T.macro
+def rows_fragment(low, high, A):
+    """The two A fragments of 16 rows from a chunk of row g (`low`) and one of row g + 8 (`high`)."""
+    for p in T.unroll(4):
+        for e in T.vectorized(2):
+            A[p * 4 + e] = low[p * 2 + e]
+        for e in T.vectorized(2):
+            A[p * 4 + 2 + e] = high[p * 2 + e]
+
+
+@T.macro
+def bulk_store(target, source, elements: int, nbytes: int):
+    """Start copying `elements` contiguous elements from shared to global memory; one lane calls it.
+
+    Shared memory must have been written before a `fence_proxy_async` of its writers, and must stay as it is until
+    `tma_store_wait`. The lines are the first to leave L2: nothing reads them soon.
+    """
+    T.call_intrin(
+        "handle",
+        tvm.ir.Op.get("tl.tma_store"),
+        T.access_ptr(target, "w", elements),
+        T.access_ptr(source, "r", elements),
+        nbytes,
+        0,  # a store, not an addition
+        EVICT_FIRST,
+    )
+    T.tma_store_arrive()
