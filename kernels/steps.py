@@ -11,7 +11,7 @@ from __future__ import annotations
 import tilelang.language as T
 
 from kernels.tile import TM
-from kernels.warp import CHUNK, QUAD, mma, rows_fragment
+from kernels.warp import CHUNK, QUAD, load_chunk, mma, rows_fragment
 
 SOFTPLUS_THRESHOLD = 20.0
 SOFTPLUS_EXP_BELOW = -16.0  # below it log1p(exp(x)) equals exp(x) to fp32
@@ -30,7 +30,10 @@ def assume_wide(x, dims: int):
 def stage_chunk(src, t, head, col, dst, row, dst_col, present):
     """dst[row, dst_col:] = src[t, head, col:], 8 bf16 values by cp.async, or zeros where not `present`."""
     T.ptx_cp_async(
-        T.access_ptr(dst[row, dst_col], "w", CHUNK), T.access_ptr(src[t, head, col], "r", CHUNK), CHUNK, predicate=present
+        T.access_ptr(dst[row, dst_col], "w", CHUNK),
+        T.access_ptr(src[t, head, col], "r", CHUNK),
+        CHUNK,
+        predicate=present,
     )
 
 
@@ -44,99 +47,128 @@ def stage_tokens(x, dst, row0, t0, head, L, K: int, threads: int, tx):
 
 
 @T.macro
-def raw_gates(a, b, A_log, dt_bias, beta_scale, decay, beta, j, i, t, head, present):
-    """decay[j, i] = e^{g_t} and beta[j, i] from the raw gates of token t; 1 and 0 where it is not `present`.
+def load_raw_gates(a, b, A_log, dt_bias, beta_scale, x, y, z, t, head):
+    """x = a_t, b_t; y = A_log; z = dt_bias of a head: all loads in flight, none waited for."""
+    y[0] = A_log[head]
+    z[0] = dt_bias[head]
+    x[0] = a[t, head]
+    x[1] = b[t, head]
 
-    g_t = -exp(A_log) softplus(a_t + dt_bias), beta_t = beta_scale sigmoid(b_t)
-    """
-    if present:
-        x = T.cast(a[t, head], "float32") + T.cast(dt_bias[head], "float32")
-        decay[j, i] = T.exp(log_decay(A_log[head], x))
-        beta[j, i] = beta_scale * T.sigmoid(T.cast(b[t, head], "float32"))
-    else:
-        decay[j, i] = 1.0
-        beta[j, i] = 0.0
+
+@T.macro
+def load_activated_gates(g, beta, x, y, z, t, head):
+    """x = g_t, beta_t."""
+    x[0] = g[t, head]
+    x[1] = beta[t, head]
 
 
 def log_decay(a_log, x):
     """-exp(a_log) softplus(x). One exponential where softplus(x) = exp(x), so that inf never meets 0."""
-    softplus = T.if_then_else(x > SOFTPLUS_THRESHOLD, x, T.log1p(T.exp(x)))
-    return -T.if_then_else(x < SOFTPLUS_EXP_BELOW, T.exp(a_log + x), T.exp(a_log) * softplus)
+    softplus = T.Select(x > SOFTPLUS_THRESHOLD, x, T.log1p(T.exp(x)))
+    return -T.Select(x < SOFTPLUS_EXP_BELOW, T.exp(a_log + x), T.exp(a_log) * softplus)
 
 
 @T.macro
-def activated_gates(g, beta_in, decay, beta, j, i, t, head, present):
-    """decay[j, i] = e^{g_t} and beta[j, i] = beta_t as given; 1 and 0 where token t is not `present`."""
-    if present:
-        decay[j, i] = T.exp(g[t, head])
-        beta[j, i] = beta_in[t, head]
-    else:
-        decay[j, i] = 1.0
-        beta[j, i] = 0.0
+def share_gates(gates, x, y, z, raw: bool, decay, beta, j, t, present):
+    """decay[j, t] = e^{g_t} and beta[j, t] from what was loaded; 1 and 0 where token t is not `present`.
 
-
-@T.macro
-def products(KQ_s, S_parts, parts: int, Y_k, Y_q, role, same_0, same_1, K: int, g, c):
-    """The products of this block, raw bf16 operands and fp32 sums, in `mma` fragments.
-
-    Y_k, Y_q = K S^T, Q S^T for the 8 state rows of this warp, whose exact bf16 parts are S_parts[part * K / 4 :]
-    same     = K K^T (role 0), Q K^T (role 1) or Q Q^T (role 2), tokens 0-7 and 8-15 of the second factor
+    Raw gates: g_t = -exp(A_log) softplus(a_t + dt_bias), beta_t = beta_scale sigmoid(b_t)
     """
-    k_low, k_high = T.alloc_local((CHUNK,), "bfloat16"), T.alloc_local((CHUNK,), "bfloat16")
-    q_low, q_high = T.alloc_local((CHUNK,), "bfloat16"), T.alloc_local((CHUNK,), "bfloat16")
-    A_k, A_q = T.alloc_local((2 * CHUNK,), "bfloat16"), T.alloc_local((2 * CHUNK,), "bfloat16")
+    if present:
+        if raw:
+            decay[j, t] = T.exp(log_decay(y[0], T.cast(x[0], "float32") + T.cast(z[0], "float32")))
+            beta[j, t] = gates[4] * T.sigmoid(T.cast(x[1], "float32"))
+        else:
+            decay[j, t] = T.exp(x[0])
+            beta[j, t] = x[1]
+    else:
+        decay[j, t] = 1.0
+        beta[j, t] = 0.0
+
+
+def slot(t):
+    """Where a row of 16 keeps token t, so that the four tokens t = 4 m + c of lane c are neighbours."""
+    return t % 4 * 4 + t // 4
+
+
+@T.macro
+def share_readouts(KQ_s, state, pitch: int, parts: int, Y, row0, kind, tiles: int, K: int, g, c):
+    """k_t . s (kind 0, in Y[row, t]) or q_t . s (kind 1, in Y[row, 16 + slot(t)]): 16 state rows s, 8 `tiles` tokens.
+
+    Raw operands and fp32 sums: a state element is the sum of `parts` bf16 values, multiplied one after the other.
+    state[row * pitch :] are the rows of the state in shared memory.
+    """
+    low, high = T.alloc_local((CHUNK,), state.dtype), T.alloc_local((CHUNK,), state.dtype)
+    low_part, high_part = T.alloc_local((CHUNK,), "bfloat16"), T.alloc_local((CHUNK,), "bfloat16")
+    A = T.alloc_local((2 * CHUNK,), "bfloat16")
+    x = T.alloc_local((tiles * CHUNK,), "bfloat16")
+    sums = T.alloc_local((2 * tiles * 4,), "float32")  # two chains a tile halve the latency
+    T.clear(sums)
     for j in T.unroll(K // QUAD):
         for e in T.vectorized(CHUNK):
-            k_low[e] = KQ_s[g, j * QUAD + c * CHUNK + e]
+            low[e] = state[(row0 + g) * pitch + j * QUAD + c * CHUNK + e]
         for e in T.vectorized(CHUNK):
-            k_high[e] = KQ_s[g + 8, j * QUAD + c * CHUNK + e]
-        for e in T.vectorized(CHUNK):
-            q_low[e] = KQ_s[TM + g, j * QUAD + c * CHUNK + e]
-        for e in T.vectorized(CHUNK):
-            q_high[e] = KQ_s[TM + g + 8, j * QUAD + c * CHUNK + e]
-        rows_fragment(k_low, k_high, A_k)
-        rows_fragment(q_low, q_high, A_q)
-        for half in T.unroll(2):
-            for part in T.unroll(parts):
-                mma(A_k, half * 8, S_parts, part * (K // 4) + j * CHUNK + half * 4, Y_k)
-                mma(A_q, half * 8, S_parts, part * (K // 4) + j * CHUNK + half * 4, Y_q)
-            if role == 0:
-                mma(A_k, half * 8, k_low, half * 4, same_0)
-                mma(A_k, half * 8, k_high, half * 4, same_1)
-            if role == 1:
-                mma(A_q, half * 8, k_low, half * 4, same_0)
-                mma(A_q, half * 8, k_high, half * 4, same_1)
-            if role == 2:
-                mma(A_q, half * 8, q_low, half * 4, same_0)
-                mma(A_q, half * 8, q_high, half * 4, same_1)
+            high[e] = state[(row0 + g + 8) * pitch + j * QUAD + c * CHUNK + e]
+        for tile in T.unroll(tiles):
+            for e in T.vectorized(CHUNK):
+                x[tile * CHUNK + e] = KQ_s[kind * TM + tile * 8 + g, j * QUAD + c * CHUNK + e]
+        for part in tuple(range(parts)):
+            if parts == 1:
+                rows_fragment(low, high, A)
+            else:
+                for e in T.unroll(CHUNK):
+                    low_part[e] = bf16_part(T.cast(low[e], "float32"), part)
+                    high_part[e] = bf16_part(T.cast(high[e], "float32"), part)
+                rows_fragment(low_part, high_part, A)
+            for tile in T.unroll(tiles):
+                for half in T.unroll(2):
+                    mma(A, half * CHUNK, x, tile * CHUNK + half * 4, sums, tile * 8 + half * 4)
+    for tile in T.unroll(tiles):
+        for e in T.unroll(2):
+            t = tile * 8 + c * 2 + e
+            at = T.if_then_else(kind == 0, t, TM + slot(t))
+            Y[row0 + g, at] = sums[tile * 8 + e] + sums[tile * 8 + 4 + e]
+            Y[row0 + 8 + g, at] = sums[tile * 8 + 2 + e] + sums[tile * 8 + 6 + e]
 
 
 @T.macro
-def share_gram(role, same_0, same_1, kk, qk, k_norm, q_norm, scale, l2norm: bool, g, c):
-    """What the solve needs of the token products, from the warps that hold them to all.
+def share_token_products(KQ_s, kk, qk, k_norm, q_norm, scale, l2norm: bool, late: bool, K: int, g, c):
+    """What the solve needs of the tokens alone, for tokens 0 to 7, or for `late` 8 to 15 with all before them.
 
-    kk[i, t] = k_i . k_t and qk[i, c * 4 + m] = q_t . k_i with t = 4 m + c: row i is read in step i of the solve
+    kk[i, t] = k_i . k_t and qk[i, slot(t)] = k_i . q_t for i <= t, raw: row i is read in step i of the solve
     k_norm[t] = 1 / |k_t|, q_norm[t] = scale / |q_t|, from the diagonals
     """
-    for half in T.unroll(2):
-        for e in T.unroll(2):
-            t = g + half * 8
-            i = c * 2 + e
-            if role == 0:
-                kk[t, i] = same_0[half * 2 + e]
-                kk[t, i + 8] = same_1[half * 2 + e]
-                if t == i:
-                    k_norm[t] = inverse_norm(same_0[half * 2 + e], 1.0, l2norm)
-                if t == i + 8:
-                    k_norm[t] = inverse_norm(same_1[half * 2 + e], 1.0, l2norm)
-            if role == 1:
-                qk[i, t % 4 * 4 + t // 4] = same_0[half * 2 + e]
-                qk[i + 8, t % 4 * 4 + t // 4] = same_1[half * 2 + e]
-            if role == 2:
-                if t == i:
-                    q_norm[t] = inverse_norm(same_0[half * 2 + e], scale, l2norm)
-                if t == i + 8:
-                    q_norm[t] = inverse_norm(same_1[half * 2 + e], scale, l2norm)
+    t0 = TM // 2 if late else 0
+    k, q, k_early = (T.alloc_local((CHUNK,), "bfloat16") for _ in range(3))
+    A = T.alloc_local((2 * CHUNK,), "bfloat16")
+    by_k, by_q, by_early = (T.alloc_local((8,), "float32") for _ in range(3))  # two chains; rows g: k_t, g + 8: q_t
+    T.clear(by_k)
+    T.clear(by_q)
+    T.clear(by_early)
+    for j in T.unroll(K // QUAD):
+        load_chunk(KQ_s, t0 + g, j, c, k)
+        load_chunk(KQ_s, TM + t0 + g, j, c, q)
+        rows_fragment(k, q, A)
+        if late:
+            load_chunk(KQ_s, g, j, c, k_early)
+        for half in T.unroll(2):
+            mma(A, half * CHUNK, k, half * 4, by_k, half * 4)
+            mma(A, half * CHUNK, q, half * 4, by_q, half * 4)
+            if late:
+                mma(A, half * CHUNK, k_early, half * 4, by_early, half * 4)
+    for i in T.unroll(4):
+        by_k[i] = by_k[i] + by_k[4 + i]
+        by_q[i] = by_q[i] + by_q[4 + i]
+        by_early[i] = by_early[i] + by_early[4 + i]
+    for e in T.unroll(2):
+        kk[t0 + c * 2 + e, t0 + g] = by_k[e]
+        qk[t0 + c * 2 + e, slot(t0 + g)] = by_k[2 + e]
+        if late:
+            kk[c * 2 + e, t0 + g] = by_early[e]
+            qk[c * 2 + e, slot(t0 + g)] = by_early[2 + e]
+    if c == g // 2:  # this lane has the diagonal's entries of token g
+        k_norm[t0 + g] = inverse_norm(T.Select(g % 2 == 0, by_k[0], by_k[1]), 1.0, l2norm)
+        q_norm[t0 + g] = inverse_norm(T.Select(g % 2 == 0, by_q[2], by_q[3]), scale, l2norm)
 
 
 def inverse_norm(square, scale, l2norm: bool):
@@ -145,55 +177,47 @@ def inverse_norm(square, scale, l2norm: bool):
 
 
 @T.macro
-def share_rows(Y_k, Y_q, Y, warp, g, c):
-    """Y[warp, r, t] = k_t . s_r, Y[warp, r, 16 + c * 4 + m] = q_t . s_r with t = 4 m + c, for the warp's rows s_r."""
-    for half in T.unroll(2):
-        for e in T.unroll(2):
-            t = g + half * 8
-            Y[warp, c * 2 + e, t] = Y_k[half * 2 + e]
-            Y[warp, c * 2 + e, TM + t % 4 * 4 + t // 4] = Y_q[half * 2 + e]
+def load_readouts(Y, R, Q, tokens: int, warp, g, c):
+    """R[t] = k_t . s for all tokens and Q[m] = q_t . s for t = 4 m + c, for the state row s of this lane."""
+    for m in T.unroll(tokens // 4):
+        for e in T.vectorized(4):
+            R[m * 4 + e] = Y[warp * 8 + g, m * 4 + e]
+    for e in T.vectorized(4):
+        Q[e] = Y[warp * 8 + g, TM + c * 4 + e]
 
 
 @T.macro
-def solve_row(Y, V_s, kk, qk, k_norm, q_norm, decay, beta, head, w, o_t, tokens: int, warp, g, c):
-    """The recurrence on the readouts of one state row, `tokens` steps; four lanes share a row and its steps.
+def solve_steps(R, Q, V_s, kk, qk, k_norm, q_norm, decay, beta, head, w, o, first: int, tokens: int, warp, g, c):
+    """Four steps, from token `first`, of the recurrence on the readouts of one state row; four lanes share a row.
 
-        R_t, Q_t = S_{i-1} k_t, S_{i-1} q_t of all later tokens t, raw, before step i
+        R_t, Q_t = S_{i-1} k_t, S_{i-1} q_t of all later tokens t < `tokens`, raw, before step i
         u_i = beta_i (v_i - e^{g_i} |k_i|^-1 R_i);  w_i = u_i / |k_i|        (S_i = e^{g_i} S_{i-1} + w_i k_i^T)
         R_t = e^{g_i} R_t + w_i (k_i . k_t);  Q_t = e^{g_i} Q_t + w_i (k_i . q_t)
 
-    Lane c keeps Q of the tokens t = 4 m + c and leaves o_t[m] = scale Q_t / |q_t|. Decays are multiplied up step by
-    step, so that a token that forgets everything costs no precision; token t reads nothing of later tokens.
+    Leaves w[warp, i, .] = w_i and o[warp, t, g] = scale Q_t / |q_t|. Decays are multiplied up step by step, so that a
+    token that forgets everything costs no precision; a token reads nothing of later tokens.
     """
-    R, Q = T.alloc_local((TM,), "float32"), T.alloc_local((4,), "float32")
     a, b = T.alloc_local((TM,), "float32"), T.alloc_local((4,), "float32")
-    wi = T.alloc_var("float32")
-    for m in T.unroll(tokens // 4):
-        for e in T.vectorized(4):
-            R[m * 4 + e] = Y[warp, g, m * 4 + e]
-    for e in T.vectorized(4):
-        Q[e] = Y[warp, g, TM + c * 4 + e]
-    for i in T.unroll(tokens):
-        for m in T.unroll(tokens // 4):
-            if m >= i // 4:
-                for e in T.vectorized(4):
-                    a[m * 4 + e] = kk[i, m * 4 + e]
+    w_i = T.alloc_local((4,), "float32")
+    for step in T.unroll(4):
+        i = first + step
+        for m in T.unroll(first // 4, tokens // 4):
+            for e in T.vectorized(4):
+                a[m * 4 + e] = kk[i, m * 4 + e]
         for e in T.vectorized(4):
             b[e] = qk[i, c * 4 + e]
         d = decay[head, i]
-        wi = beta[head, i] * (T.cast(V_s[i, warp * 8 + g], "float32") - d * (k_norm[i] * R[i])) * k_norm[i]
-        for t in T.unroll(tokens):
+        w_i[step] = beta[head, i] * (T.cast(V_s[i, warp * 8 + g], "float32") - d * (k_norm[i] * R[i])) * k_norm[i]
+        for t in T.unroll(first, tokens):
             if t > i:
-                R[t] = d * R[t] + wi * a[t]
-        for m in T.unroll(tokens // 4):
-            if m > i // 4:
-                Q[m] = d * Q[m] + wi * b[m]
-            if m == i // 4:
-                Q[m] = T.if_then_else(c >= i % 4, d * Q[m] + wi * b[m], Q[m])
-        if c == 0:
-            w[warp, i, g % 2 * 4 + g // 2] = wi
-    for m in T.unroll(tokens // 4):
-        o_t[m] = Q[m] * q_norm[m * 4 + c]
+                R[t] = d * R[t] + w_i[step] * a[t]
+        for m in T.unroll(first // 4 + 1, tokens // 4):
+            Q[m] = d * Q[m] + w_i[step] * b[m]
+        Q[first // 4] = T.Select(c >= step, d * Q[first // 4] + w_i[step] * b[first // 4], Q[first // 4])
+    o[warp, first + c, g] = T.cast(Q[first // 4] * q_norm[first + c], "bfloat16")
+    if c == 0:  # no store before the last load, which it might hold back
+        for step in T.unroll(4):
+            w[warp, first + step, g % 2 * 4 + g // 2] = w_i[step]
 
 
 def bf16_part(x, part: int):

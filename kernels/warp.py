@@ -2,7 +2,8 @@
 
 Lane (g, c) = (lane // 4, lane % 4). A fragment of `mma` gives lane (g, c) four columns of the contraction of row g.
 Which four is free as long as both operands agree, so a lane holds 8 *contiguous* columns for two products: one 16-byte
-access where the usual order takes four of 4 bytes. A row of K columns is K / 32 such chunks of a lane.
+access where the usual order takes four of 4 bytes. A row of K columns is K / 32 such chunks of a lane: chunk j of lane
+c is columns 32 j + 8 c to 32 j + 8 c + 7.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -17,21 +18,28 @@ EVICT_FIRST = 1  # TileLang's number for this cache hint
 
 
 @T.macro
-def mma(A, a0, B, b0, C):
-    """C[0:4] += A B: A[a0 : a0 + 8] is 16 x 16, B[b0 : b0 + 4] is 16 x 8; bf16 operands, fp32 sums."""
+def mma(A, a0, B, b0, C, c0=0):
+    """C[c0 : c0 + 4] += A B: A[a0 : a0 + 8] is 16 x 16, B[b0 : b0 + 4] is 16 x 8; bf16 operands, fp32 sums."""
     T.ptx_mma(
-        "float32", "m16n8k16", "row", "col", "bf16", "bf16", "fp32", A.data, a0, B.data, b0, C.data, 0, T.bool(False)
+        "float32", "m16n8k16", "row", "col", "bf16", "bf16", "fp32", A.data, a0, B.data, b0, C.data, c0, T.bool(False)
     )
 
 
 @T.macro
 def rows_fragment(low, high, A):
-    """The two A fragments of 16 rows from a chunk of row g (`low`) and one of row g + 8 (`high`)."""
+    """The two A fragments of 16 rows from a chunk of row g (`low`) and the same chunk of row g + 8 (`high`)."""
     for p in T.unroll(4):
         for e in T.vectorized(2):
             A[p * 4 + e] = low[p * 2 + e]
         for e in T.vectorized(2):
             A[p * 4 + 2 + e] = high[p * 2 + e]
+
+
+@T.macro
+def load_chunk(x, row, j, c, chunk):
+    """Chunk j of lane c from a row of x in shared memory."""
+    for e in T.vectorized(CHUNK):
+        chunk[e] = x[row, j * QUAD + c * CHUNK + e]
 
 
 @T.macro

@@ -6,14 +6,21 @@
     S_t = e^{g_t} S_{t-1} + w_t k_t^T      stored for every token
 
 One CTA owns `BV` = 32 rows of one value head of one request (`head_batch` > 1: 32 / head_batch rows of each of as many
-value heads of one key head). k, q, v of a block of 16 tokens lie in shared memory. Each of the four warps owns 8 rows
-from the product to the stores and holds them twice: as the bf16 fragment of the product, and in fp32 as rows of 16
-lanes, 8 columns a lane, as they are stored. Warps 0 to 2 also make the token products, warp 3 the gates: two barriers
-a block, the rest is a warp's own. A warp stores its 8 rows with one bulk copy a token, from two buffers in turn.
+value heads of one key head). Shared memory holds k, q, v of a block of 16 tokens and, until the solve, the state. A
+block has three barriers:
 
-A state that is not bf16 enters the product as two (fp16) or three (fp32) exact bf16 parts, and so does the fp32 state
-carried from one block of 16 tokens to the next. Registers: at most 128, of which 32 the fp32 state.
-Shared memory: 36 KiB for a bf16 pool, 52 KiB for fp32.
+    tokens are there    warp 2: token products; warp 3: gates
+    state is there      all: products of 16 rows with 8 or 16 k (warps 0, 1) or q (warps 2, 3)
+    products are there  each warp alone, for 8 rows: solve four tokens, update and store their states, next four
+
+Loads are issued in the order in which they are needed: a load returns after those that the SM issued before it, and
+only the states come from DRAM. In the solve four lanes share a row. Small grids and short requests store from
+registers, the others by bulk copies: a warp's 8 rows at a time, from two buffers in turn, in the room that the state
+has left.
+
+A state that is not bf16 enters the products as two (fp16) or three (fp32) exact bf16 parts, and so does the fp32 state
+carried from one block of 16 tokens to the next. Registers: at most 128 (168 with blocks). Shared memory: 38 KiB for a
+16-bit pool, 54 KiB for fp32; 17 KiB more with blocks.
 """
 
 # mypy: disable-error-code="no-untyped-def, valid-type"
@@ -23,14 +30,19 @@ import tilelang.language as T
 
 from kernels import steps
 from kernels.tile import TM
+from kernels.verify import rows
 from kernels.verify.config import PARTS, ROWS_PER_WARP, Config
-from kernels.warp import CHUNK, QUAD, bulk_store
+from kernels.verify.rows import PADDING
+from kernels.warp import QUAD
 
 PASS_CONFIGS: dict[str, Any] = {
     "tl.disable_warp_specialized": True,  # every thread has one role
+    "tl.disable_safe_memory_legalize": True,  # every index below is guarded where it is formed
     "tl.disable_thread_storage_sync": True,  # what a warp keeps to itself needs no barrier of the block
 }
-BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+WIDTHS = ((4, 0), (8, 4), (16, 8))  # the solve for at most so many tokens of a block, and more than
+# Up to here states are stored from registers; the numbers are in specs/design/tuning.md.
+DIRECT_UP_TO_CTAS, DIRECT_UP_TO_TOKENS = 2048, 5
 
 
 def build(c: Config) -> Any:
@@ -82,8 +94,8 @@ def build(c: Config) -> Any:
 @T.macro
 def _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, states, state_rows, scale):
     NT, N, SLOTS = q.shape[0], state_indices.shape[0], pool.shape[0]
-    rows = c.BV // c.head_batch  # of each of the heads of this CTA
-    with T.Kernel(N * (c.HV // c.head_batch) * (c.V // rows), threads=c.threads) as cta:
+    height = c.BV // c.head_batch  # rows of each of the heads of this CTA
+    with T.Kernel(N * (c.HV // c.head_batch) * (c.V // height), threads=c.threads) as cta:
         steps.assume_wide(q, 1)
         steps.assume_wide(k, 1)
         steps.assume_wide(v, 1)
@@ -92,9 +104,9 @@ def _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, states, state_r
         steps.assume_wide(states, 2)
         T.annotate_min_blocks_per_sm(c.blocks_per_sm)
         tx = T.get_thread_binding()
-        v0 = cta % (c.V // rows) * rows
-        h0 = cta // (c.V // rows) % (c.HV // c.head_batch) * c.head_batch
-        n = cta // (c.HV // c.head_batch * (c.V // rows))
+        v0 = cta % (c.V // height) * height
+        h0 = cta // (c.V // height) % (c.HV // c.head_batch) * c.head_batch
+        n = cta // (c.HV // c.head_batch * (c.V // height))
         # The 8 rows of this warp: from row `r0` of value head `h`.
         h = h0 + tx // 32 // (4 // c.head_batch)
         r0 = v0 + tx // 32 % (4 // c.head_batch) * ROWS_PER_WARP
@@ -109,7 +121,7 @@ def _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, states, state_r
         length = T.min(cu_seqlens[n + 1], NT) - start
         end = T.max(cu_seqlens[N], 0)
         if slot >= 0 and slot < SLOTS:
-            _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale, h0, v0, h, r0, tx)
+            _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale, N, NT, h0, v0, h, r0, tx)
         else:
             for t in T.serial(length):
                 if tx % 32 < ROWS_PER_WARP:
@@ -121,7 +133,7 @@ def _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, states, state_r
 
 
 @T.macro
-def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale, h0, v0, h, r0, tx):
+def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale, N, NT, h0, v0, h, r0, tx):
     """All blocks of one request for the rows of this CTA."""
     ROWS, STEPS = states.shape[0], states.shape[1]
     KQ_s = T.alloc_shared((2 * TM, c.K + QUAD), "bfloat16")  # padded: a quarter warp reads 2 rows without conflicts
@@ -132,37 +144,39 @@ def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale
     q_norm = T.alloc_shared((TM,), "float32")
     decay_s = T.alloc_shared((c.head_batch, TM), "float32")
     beta_s = T.alloc_shared((c.head_batch, TM), "float32")
-    Y_s = T.alloc_shared((4, ROWS_PER_WARP, 2 * TM + 4), "float32")
+    Y_s = T.alloc_shared((c.BV, 2 * TM + 8), "float32")
     w_s = T.alloc_shared((4, TM, ROWS_PER_WARP), "float32")
-    stage = T.alloc_shared((4, 2, ROWS_PER_WARP, c.K), c.pool)
+    o_s = T.alloc_shared((4, TM, ROWS_PER_WARP), "bfloat16")
+    stage = T.alloc_shared((4 * 2 * ROWS_PER_WARP * c.K,), c.pool)  # of the stores; before them the state as loaded
     warp, lane = tx // 32, tx % 32
     g, quad = lane // 4, lane % 4
     head = warp // (4 // c.head_batch)
-    parts = 3 if c.blocks else PARTS[c.pool]
-    S_parts = T.alloc_local((parts * c.K // 4,), "bfloat16")  # exact parts of the columns of row g in the product
-    S = T.alloc_local((c.K // 4,), "float32")  # of rows lane // 16 + 2 i, 8 columns each
-    stored = T.alloc_local((c.K // 4,), c.pool)
-    o_t = T.alloc_local((4,), "float32")
-    Y_k, Y_q = T.alloc_local((4,), "float32"), T.alloc_local((4,), "float32")
-    same_0, same_1 = T.alloc_local((4,), "float32"), T.alloc_local((4,), "float32")
-
+    pitch = c.K + PADDING[c.pool]
+    S = T.alloc_local((c.K // 4,), "float32")  # of rows lane // 16 + 2 i of this warp, 8 columns each
+    own = T.alloc_local((c.K // 4,), c.pool)
+    R, Q = T.alloc_local((TM,), "float32"), T.alloc_local((4,), "float32")
+    gate = [
+        (T.alloc_local((2,), c.gate_dtype), T.alloc_local((1,), "float32"), T.alloc_local((1,), c.bias_dtype))
+        for _ in range((c.head_batch + 1) // 2)
+    ]
+    few = N * (c.HV // c.head_batch) * (c.V * c.head_batch // c.BV) <= DIRECT_UP_TO_CTAS
     if c.blocks:
-        parts_s = T.alloc_shared((4, ROWS_PER_WARP, c.K + QUAD), "bfloat16")
-    else:
-        fragment = T.alloc_local((c.K // 4,), c.pool)
-        for j in T.unroll(c.K // QUAD):
-            for e in T.vectorized(CHUNK):
-                fragment[j * CHUNK + e] = pool[slot, h, r0 + g, j * QUAD + quad * CHUNK + e]
-    for i in T.unroll(4):
-        for e in T.vectorized(CHUNK):
-            stored[i * CHUNK + e] = pool[slot, h, r0 + i * 2 + lane // 16, lane % 16 * CHUNK + e]
-    if c.blocks:
+        carried_s = T.alloc_shared((c.BV * (c.K + PADDING["float32"]),), "float32")
+        rows.stage_state(c, pool, slot, h0, v0, stage, pitch, tx)
+        T.ptx_wait_group(0)
+        T.sync_threads()
+        rows.own_rows(c, stage, pitch, own, warp, lane)
         for i in T.unroll(c.K // 4):
-            S[i] = T.cast(stored[i], "float32")
+            S[i] = T.cast(own[i], "float32")
+        T.sync_threads()
 
     for block in T.serial(T.ceildiv(length, TM) if c.blocks else T.min(length, 1)):
         t0 = start + block * TM
         L = T.min(length - block * TM, TM)
+        # In the order in which they are waited for: a load returns after those that were issued before it.
+        if warp == 3:
+            for i in tuple(range(len(gate))):
+                _load_gates(c, gates, *gate[i], T.min(t0 + lane % TM, NT - 1), h0 + i * 2 + _second(c, lane))
         steps.stage_tokens(k, KQ_s, 0, t0, h0 // (c.HV // c.H), L, c.K, c.threads, tx)
         steps.stage_tokens(q, KQ_s, TM, t0, h0 // (c.HV // c.H), L, c.K, c.threads, tx)
         if tx < 4 * TM:
@@ -171,102 +185,85 @@ def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale
                 v, t0 + tx // 4, h0 + of // (4 // c.head_batch), v0 + of % (4 // c.head_batch) * ROWS_PER_WARP,
                 V_s, tx // 4, of * ROWS_PER_WARP, tx // 4 < L,
             )  # fmt: skip
-        if warp == 3:
-            for i in T.unroll((c.head_batch + 1) // 2):
-                if i * 2 + lane // TM < c.head_batch:
-                    t = lane % TM
-                    b = i * 2 + lane // TM
-                    if c.raw_gates:
-                        steps.raw_gates(*gates, decay_s, beta_s, b, t, t0 + t, h0 + b, t < L)
-                    else:
-                        steps.activated_gates(*gates, decay_s, beta_s, b, t, t0 + t, h0 + b, t < L)
+        T.ptx_commit_group()
         if c.blocks:
-            _carried_parts(c, S, parts_s, S_parts, warp, lane)
-        elif parts == 1:
-            for i in T.unroll(c.K // 4):
-                S_parts[i] = fragment[i]
+            rows.share_rows(c, S, carried_s, warp, lane)
         else:
-            for part in tuple(range(parts)):
-                for i in T.unroll(c.K // 4):
-                    S_parts[part * (c.K // 4) + i] = steps.bf16_part(T.cast(fragment[i], "float32"), part)
-        T.ptx_wait_group(0)
+            rows.stage_state(c, pool, slot, h0, v0, stage, pitch, tx)
+        T.ptx_wait_group(0 if c.blocks else 1)
+        T.sync_threads()
+        if warp == 2:
+            steps.share_token_products(KQ_s, kk_s, qk_s, k_norm, q_norm, scale, c.l2norm, False, c.K, g, quad)
+            if L > TM // 2:
+                steps.share_token_products(KQ_s, kk_s, qk_s, k_norm, q_norm, scale, c.l2norm, True, c.K, g, quad)
+        if warp == 3:
+            for i in tuple(range(len(gate))):
+                if lane < TM * c.head_batch:
+                    b = i * 2 + lane // TM
+                    steps.share_gates(gates, *gate[i], c.raw_gates, decay_s, beta_s, b, lane % TM, lane % TM < L)
+        if not c.blocks:
+            T.ptx_wait_group(0)
+            T.sync_threads()
+        for tiles in (1, 2):
+            if (L <= TM // 2) == (tiles == 1):
+                if c.blocks:
+                    steps.share_readouts(
+                        KQ_s, carried_s, c.K + PADDING["float32"], 3, Y_s, warp % 2 * 16, warp // 2, tiles, c.K, g, quad
+                    )
+                else:
+                    steps.share_readouts(
+                        KQ_s, stage, pitch, PARTS[c.pool], Y_s, warp % 2 * 16, warp // 2, tiles, c.K, g, quad
+                    )
+        if not c.blocks:
+            rows.own_rows(c, stage, pitch, own, warp, lane)
         T.sync_threads()
 
-        T.clear(Y_k)
-        T.clear(Y_q)
-        T.clear(same_0)
-        T.clear(same_1)
-        steps.products(KQ_s, S_parts, parts, Y_k, Y_q, warp, same_0, same_1, c.K, g, quad)
-        steps.share_gram(warp, same_0, same_1, kk_s, qk_s, k_norm, q_norm, scale, c.l2norm, g, quad)
-        steps.share_rows(Y_k, Y_q, Y_s, warp, g, quad)
-        T.sync_threads()
-
-        for tokens in (4, 8, 12, 16):
-            if L > tokens - 4 and L <= tokens:
-                steps.solve_row(
-                    Y_s, V_s, kk_s, qk_s, k_norm, q_norm, decay_s, beta_s, head, w_s, o_t, tokens, warp, g, quad
-                )
-        for m in T.unroll(4):
-            if m * 4 + quad < L:
-                o[t0 + m * 4 + quad, h, r0 + g] = T.cast(o_t[m], "bfloat16")
-        T.sync_warp()
-
+        for tokens, above in WIDTHS:
+            if L > above and L <= tokens:  # noqa: SIM300
+                steps.load_readouts(Y_s, R, Q, tokens, warp, g, quad)
         if not c.blocks:
             for i in T.unroll(c.K // 4):
-                S[i] = T.cast(stored[i], "float32")
-        for t in T.serial(L):
-            _next_state(S, KQ_s, w_s, decay_s, head, t, warp, lane)
-            if row >= 0 and row < ROWS and block * TM + t < STEPS:
-                _keep(c, S, stage, t % 2, 1, states[row, block * TM + t, h, r0, 0], warp, lane)
+                S[i] = T.cast(own[i], "float32")
+        for first in (0, 4, 8, 12):  # the stores of four tokens run while the next four are solved
+            if first < L:
+                for tokens, above in WIDTHS:
+                    if tokens > first and L > above and L <= tokens:  # noqa: SIM300
+                        steps.solve_steps(
+                            R, Q, V_s, kk_s, qk_s, k_norm, q_norm, decay_s, beta_s, head, w_s, o_s, first, tokens,
+                            warp, g, quad,
+                        )  # fmt: skip
+                T.sync_warp()
+                # Hoisted: with the choice inside the loop a token costs 5 % more at one request.
+                if few or length <= DIRECT_UP_TO_TOKENS:
+                    for step in T.serial(T.min(L - first, 4)):
+                        rows.next_state(c, S, KQ_s, w_s, decay_s, head, first + step, warp, lane)
+                        if row >= 0 and row < ROWS and block * TM + first + step < STEPS:
+                            rows.store_rows(c, S, states, row, block * TM + first + step, h, r0, lane)
+                else:
+                    for step in T.serial(T.min(L - first, 4)):
+                        rows.next_state(c, S, KQ_s, w_s, decay_s, head, first + step, warp, lane)
+                        if row >= 0 and row < ROWS and block * TM + first + step < STEPS:
+                            target = states[row, block * TM + first + step, h, r0, 0]
+                            rows.bulk_store_rows(c, S, stage, step % 2, 1, target, warp, lane)
+        if lane < L:
+            for e in T.vectorized(ROWS_PER_WARP):
+                o[t0 + lane, h, r0 + e] = o_s[warp, lane, e]
         if c.blocks:
-            if lane == 0:
-                T.tma_store_wait(0)
             T.sync_threads()
     if c.commit and length > 0:
-        _keep(c, S, stage, 0, 0, pool[slot, h, r0, 0], warp, lane)
+        rows.bulk_store_rows(c, S, stage, 0, 0, pool[slot, h, r0, 0], warp, lane)
     if lane == 0:
         T.tma_store_wait(0)
 
 
 @T.macro
-def _carried_parts(c, S, parts_s, S_parts, warp, lane):
-    """The bf16 parts of the state in registers, from the layout of the stores to that of the product."""
-    for part in tuple(range(PARTS["float32"])):
-        T.sync_warp()
-        for i in T.unroll(4):
-            for e in T.vectorized(CHUNK):
-                parts_s[warp, i * 2 + lane // 16, lane % 16 * CHUNK + e] = steps.bf16_part(S[i * CHUNK + e], part)
-        T.sync_warp()
-        for j in T.unroll(c.K // QUAD):
-            for e in T.vectorized(CHUNK):
-                S_parts[part * (c.K // 4) + j * CHUNK + e] = parts_s[warp, lane // 4, j * QUAD + lane % 4 * CHUNK + e]
+def _load_gates(c, gates, x, y, z, t, head):
+    if c.raw_gates:
+        steps.load_raw_gates(*gates, x, y, z, t, head)
+    else:
+        steps.load_activated_gates(*gates, x, y, z, t, head)
 
 
-@T.macro
-def _next_state(S, KQ_s, w_s, decay_s, head, t, warp, lane):
-    """S = e^{g_t} S + w_t k_t^T"""
-    k_t = T.alloc_local((CHUNK,), "bfloat16")
-    w_t = T.alloc_local((4,), "float32")
-    for e in T.vectorized(CHUNK):
-        k_t[e] = KQ_s[t, lane % 16 * CHUNK + e]
-    for i in T.vectorized(4):
-        w_t[i] = w_s[warp, t, lane // 16 * 4 + i]
-    for i in T.unroll(4):
-        for e in T.unroll(CHUNK):
-            S[i * CHUNK + e] = S[i * CHUNK + e] * decay_s[head, t] + w_t[i] * T.cast(k_t[e], "float32")
-
-
-@T.macro
-def _keep(c, S, stage, buffer, pending: int, target, warp, lane):
-    """Start storing the 8 rows of this warp at `target`; at most `pending` earlier stores may still read `stage`."""
-    if lane == 0:
-        T.tma_store_wait(pending)
-    T.sync_warp()
-    for i in T.unroll(4):
-        for e in T.vectorized(CHUNK):
-            stage[warp, buffer, i * 2 + lane // 16, lane % 16 * CHUNK + e] = T.cast(S[i * CHUNK + e], c.pool)
-    T.fence_proxy_async()
-    T.sync_warp()
-    if lane == 0:
-        elements = ROWS_PER_WARP * c.K
-        bulk_store(target, stage[warp, buffer, 0, 0], elements, elements * BYTES[c.pool])
+def _second(c, lane):
+    """The upper half of a warp has a second head if there is one."""
+    return lane // TM if c.head_batch > 1 else 0

@@ -24,9 +24,35 @@ class Config:
     l2norm: bool = True
     commit: bool = False
     blocks: bool = False  # a request may have more than 16 tokens
+    norms_given: bool = False  # takes q_inv_norm, k_inv_norm after g, beta; only with l2norm, without raw_gates
     K: int = 128
     V: int = 128
     BV: int = 32  # four warps of 8 rows
     threads: int = 128
     head_batch: int = 1  # value heads of one key head that share a CTA
     blocks_per_sm: int = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentConfig:
+    """Of the recurrent program, which takes the same arguments; any number of tokens."""
+
+    H: int
+    HV: int
+    pool: str = "bfloat16"
+    raw_gates: bool = True
+    gate_dtype: str = "bfloat16"
+    bias_dtype: str = "float32"
+    l2norm: bool = True
+    commit: bool = False
+    K: int = 128
+    V: int = 128
+    BV: int = 32
+    threads: int = 128
+    lanes: int = 8  # that share a state row: 4, 8 or 16
+    blocks_per_sm: int = 5  # caps registers at 96
+
+    @property
+    def rows(self) -> int:
+        """State rows that a lane holds a part of."""
+        return self.BV * self.lanes // self.threads
