@@ -1,7 +1,7 @@
 """The one mkdocs hook: it renders outcomes, the benchmark, the overview of gates, the claims, and values in prose.
 
-Markers in a page: `<!-- outcomes -->` (a gate page), `<!-- gates -->`, `<!-- ledger -->`, `<!-- bench -->`, and values
-(`_render/values.py`).
+Markers in a page: `<!-- outcomes -->` (a gate page), `<!-- gates -->`, `<!-- ledger -->`, `<!-- bench -->`,
+`<!-- drift -->`, and values (`_render/values.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from mkdocs.exceptions import PluginError
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # mkdocs restores sys.path after loading a hook
 
 from specs._render.bench_page import bench_report
+from specs._render.drift import drift_report
 from specs._render.ledger import ledger, load_ledger
 from specs._render.outcomes import gate_outcomes, overview
 from specs._render.reading import SiteError
@@ -47,6 +48,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             return ledger(site, load_ledger(Path(config.docs_dir) / "ledger.yml"))
         if name == "bench":
             return bench_report(site)
+        if name == "drift":
+            return drift_report(Path(config.docs_dir) / "results" / "drift.json")
         if name == "outcomes":
             match = re.fullmatch(r"gates/gate(\d+)\.md", where)
             if match is None:

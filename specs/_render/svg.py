@@ -97,8 +97,8 @@ def spread_labels(wanted: list[float]) -> list[float]:
     return [round(y, 1) for y in placed]
 
 
-def grid(axis: Axis, x_of: dict[int, float], y_of: dict[float, float]) -> list[str]:
-    """Ticks, grid lines, and the line compared with."""
+def grid(axis: Axis, x_of: dict[int, float], y_of: dict[float, float], label: str = "N requests") -> list[str]:
+    """Ticks, grid lines, and the line compared with; `label` says what the numbers below are."""
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     parts = [f'<path class="grid" d="M{LEFT} {y_of[value]}H{right}"/>' for value, _ in axis.ticks]
     parts += [
@@ -111,7 +111,9 @@ def grid(axis: Axis, x_of: dict[int, float], y_of: dict[float, float]) -> list[s
         if x - free >= 16:
             parts.append(f'<text class="tick" x="{x}" y="{bottom + 15}" text-anchor="middle">{n}</text>')
             free = x
-    parts.append(f'<text class="tick" x="{(LEFT + right) / 2}" y="{HEIGHT - 5}" text-anchor="middle">N requests</text>')
+    parts.append(
+        f'<text class="tick" x="{(LEFT + right) / 2}" y="{HEIGHT - 5}" text-anchor="middle">{esc(label)}</text>'
+    )
     line = y_of[axis.line]
     parts.append(f'<path class="level" d="M{LEFT} {line}H{right}"/>')
     return parts
@@ -123,8 +125,8 @@ def sides(axis: Axis, y_of: dict[float, float]) -> list[str]:
     return [f'<text class="side" x="{LEFT + 6}" y="{y:.1f}">{esc(text)}</text>' for text, y in heights if text]
 
 
-def curves(series: list[Series], axis: Axis, x_of: dict[int, float]) -> list[str]:
-    """Lines, markers, and at each line's end its letter; what comes first is drawn on top."""
+def curves(series: list[Series], axis: Axis, x_of: dict[int, float], every: int = 1) -> list[str]:
+    """Lines, a marker on `every` n-th point, and at each line's end its letter; what comes first is drawn on top."""
 
     def y(value: float) -> float:
         return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * axis.height(value), 1)
@@ -134,7 +136,8 @@ def curves(series: list[Series], axis: Axis, x_of: dict[int, float]) -> list[str
         places = [(x_of[n], y(value)) for n, value in item.points]
         path = "M" + "L".join(f"{x} {at}" for x, at in places)
         marks = "".join(
-            f'<path class="mark" d="{item.style.marker}" transform="translate({x} {at})"/>' for x, at in places
+            f'<path class="mark" d="{item.style.marker}" transform="translate({x} {at})"/>'
+            for x, at in places[every - 1 :: every]
         )
         parts.append(f'<g class="{item.style.css}"><path class="line" d="{path}"{item.style.dash}/>{marks}</g>')
         ends.append((*places[-1][::-1], item.style))
@@ -147,14 +150,22 @@ def curves(series: list[Series], axis: Axis, x_of: dict[int, float]) -> list[str
     return parts
 
 
+def levels(axis: Axis) -> dict[float, float]:
+    """Value -> y of every tick and of the line compared with."""
+    inner = HEIGHT - TOP - BOTTOM
+    values = (axis.line, *(tick for tick, _ in axis.ticks))
+    return {value: round(HEIGHT - BOTTOM - inner * axis.height(value), 1) for value in values}
+
+
 def chart(name: str, title: str, desc: str, series: list[Series], axis: Axis, xs: list[int]) -> str:
     """One chart over N. `name` makes its ids unique on the page, `desc` says all its numbers in words."""
-    x_of = positions(xs)
-    y_of = {
-        value: round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * axis.height(value), 1)
-        for value in (axis.line, *(tick for tick, _ in axis.ticks))
-    }
-    body = "".join([*grid(axis, x_of, y_of), *curves(series, axis, x_of), *sides(axis, y_of)])
+    x_of, y_of = positions(xs), levels(axis)
+    return framed(name, title, desc, [*grid(axis, x_of, y_of), *curves(series, axis, x_of), *sides(axis, y_of)])
+
+
+def framed(name: str, title: str, desc: str, parts: list[str]) -> str:
+    """The picture around the parts of a chart."""
+    body = "".join(parts)
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{name}-title {name}-desc">'
         f'<title id="{name}-title">{esc(title)}</title><desc id="{name}-desc">{esc(desc)}</desc>'

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import reference.lossless
 import reference.pool
+import reference.recurrence
 from kernels import verify
 from tests.limits import ROUNDING
 
@@ -100,7 +102,7 @@ class Case:
         )
 
     def expected(self) -> Expected:
-        """The fp64 result, unrounded; NaN in `states` where nothing is stored."""
+        """The fp64 result; NaN in `states` where nothing is stored. Unrounded, but for states that are `lossless`."""
         N = self.state_indices.numel()
         pool = self.pool.before.as_strided(self.pool.view.shape, self.pool.view.stride(), GUARD).double().contiguous()
         states = torch.full(self.states.view.shape, torch.nan, dtype=torch.float64, device=pool.device)
@@ -109,6 +111,8 @@ class Case:
         commit = not options.pop("disable_state_update", True)
         options.pop("fuse_gating", None)
         options.pop("cache_steps", None)
+        stored_as = reference.lossless.stored_as(self.pool.view.dtype)
+        recurrence = stored_as if options.pop("lossless", False) else reference.recurrence.recurrent
         inputs = {name: getattr(self, name).double() for name in ("q", "k", "v", "a", "b", "A_log", "dt_bias")}
         reference.pool.verify_gated_fwd(
             ssm_states=pool,
@@ -119,6 +123,7 @@ class Case:
             intermediate_indices=self.rows[:N],
             commit=commit,
             dtype=torch.float64,
+            recurrence=recurrence,
             **inputs,
             **options,
         )

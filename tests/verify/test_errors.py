@@ -75,7 +75,6 @@ BAD: tuple[tuple[str, Edit, type[Exception], tuple[str, ...]], ...] = (
     ("cache_steps < 0", option(cache_steps=-1), ValueError, ("cache_steps", "-1", "between 0 and")),
     ("strided index", put("state_indices", lambda x: x.repeat(2)[::2]), ValueError, ("state_indices", "contiguous")),
     ("token tree", option(retrieve_parent_token=torch.zeros(2, 12)), NotImplementedError, ("None", "linear chain")),
-    ("prepass", option(prepass=True), NotImplementedError, ("prepass", "None")),
 )  # fmt: skip
 
 #: limits of the SM90 programs; the reference on CPU tensors has none of them
