@@ -119,6 +119,12 @@ def verify(session: nox.Session) -> None:
 
 
 @in_env("gates")
+def prepass(session: nox.Session) -> None:
+    """Gate 4: gates and norms ahead of verify, with the same bits; the rule that says when."""
+    run_pytest(session, "--gate", "4")
+
+
+@in_env("gates")
 def bench(session: nox.Session) -> None:
     """Gate 7, then kernels, peers and ceilings side by side (Hopper GPU; options: tests/bench/options.py)."""
     run_pytest(session, "--gate", "7")

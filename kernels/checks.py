@@ -5,6 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
+
+from kernels import runtime
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+REFERENCE_FLOATS = (*FLOATS, torch.float64)
+
+
+def computes_reference(x: Tensor) -> bool:
+    """CPU tensors compute the reference, unless a CPU launcher (the emulator) stands in for the GPU."""
+    return x.device.type == "cpu" and runtime.cpu_launcher is None
 
 
 def tensor(
@@ -19,7 +30,7 @@ def tensor(
 
     Raises TypeError for a non-tensor or a wrong dtype, ValueError for a wrong shape or device.
     """
-    if not isinstance(x, torch.Tensor):
+    if not isinstance(x, Tensor):
         raise TypeError(f"{name} is {type(x).__name__}, must be a torch.Tensor")
     if x.dtype not in dtypes:
         names = " or ".join(str(dtype) for dtype in dtypes)
@@ -38,7 +49,7 @@ def tensor(
         )
 
 
-def inner_contiguous(name: str, x: torch.Tensor, dims: int) -> torch.Tensor:
+def inner_contiguous(name: str, x: Tensor, dims: int) -> Tensor:
     """`x`, whose last `dims` dimensions are contiguous; the outer ones may have any pitch.
 
     torch leaves the stride of a dimension of size 1 open, a launch does not: such strides are made canonical, in a
@@ -59,7 +70,7 @@ def inner_contiguous(name: str, x: torch.Tensor, dims: int) -> torch.Tensor:
     return x if strides == list(x.stride()) else x.as_strided(x.shape, strides)
 
 
-def pitches(name: str, x: torch.Tensor, dims: int, elements: int = 8) -> None:
+def pitches(name: str, x: Tensor, dims: int, elements: int = 8) -> None:
     """Start address and the strides of the first `dims` dimensions allow 16-byte accesses."""
     if x.data_ptr() % 16:
         raise ValueError(
@@ -76,3 +87,35 @@ def pitches(name: str, x: torch.Tensor, dims: int, elements: int = 8) -> None:
                 f"{name} has strides {tuple(x.stride())}, must lie between 0 and 2^31 - 1 elements; "
                 f"pass {name}.contiguous()"
             )
+
+
+def wide(name: str, x: Tensor, outer: int) -> Tensor:
+    """`x` contiguous but for its first `outer` dimensions, which allow 16-byte accesses; a view, never a copy."""
+    pitches(name, x, outer)
+    return inner_contiguous(name, x, x.dim() - outer)
+
+
+def hopper(name: str, x: Tensor) -> None:
+    """`x` is where the programs run: on a Hopper GPU, or on the CPU for the launcher that stands in for one."""
+    if x.device.type not in ("cuda", "cpu"):
+        raise ValueError(f"{name} is on {x.device}, must be on a CUDA device or on the CPU")
+    if x.device.type == "cuda" and runtime.capability(x.device) != (9, 0):
+        major, minor = runtime.capability(x.device)
+        raise ValueError(f"{x.device} has compute capability {major}.{minor}, the programs need 9.0 (Hopper)")
+
+
+def raw_gates(
+    a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, shape: Sequence[int], beside: Tensor
+) -> tuple[Tensor, ...]:
+    """a, b: [NT, HV] = `shape`; A_log, dt_bias: [HV]; on the device of `beside`.
+
+    Returns them in this order, the last two with canonical strides.
+    """
+    reference = computes_reference(beside)
+    floats = REFERENCE_FLOATS if reference else FLOATS
+    NT, HV = shape
+    tensor("a", a, (NT, HV), floats, beside.device)
+    tensor("b", b, (NT, HV), floats if reference else (a.dtype,), beside.device)
+    tensor("A_log", A_log, (HV,), floats if reference else (torch.float32,), beside.device)
+    tensor("dt_bias", dt_bias, (HV,), floats, beside.device)
+    return a, b, inner_contiguous("A_log", A_log, 1), inner_contiguous("dt_bias", dt_bias, 1)

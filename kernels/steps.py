@@ -132,11 +132,11 @@ def share_readouts(KQ_s, state, pitch: int, parts: int, Y, row0, kind, tiles: in
 
 
 @T.macro
-def share_token_products(KQ_s, kk, qk, k_norm, q_norm, scale, l2norm: bool, late: bool, K: int, g, c):
+def share_token_products(KQ_s, kk, qk, k_norm, q_norm, scale, l2norm: bool, given: bool, late: bool, K: int, g, c):
     """What the solve needs of the tokens alone, for tokens 0 to 7, or for `late` 8 to 15 with all before them.
 
     kk[i, t] = k_i . k_t and qk[i, slot(t)] = k_i . q_t for i <= t, raw: row i is read in step i of the solve
-    k_norm[t] = 1 / |k_t|, q_norm[t] = scale / |q_t|, from the diagonals
+    k_norm[t] = 1 / |k_t|, q_norm[t] = scale / |q_t|, from the diagonals, unless they are `given`
     """
     t0 = TM // 2 if late else 0
     k, q, k_early = (T.alloc_local((CHUNK,), "bfloat16") for _ in range(3))
@@ -166,9 +166,27 @@ def share_token_products(KQ_s, kk, qk, k_norm, q_norm, scale, l2norm: bool, late
         if late:
             kk[c * 2 + e, t0 + g] = by_early[e]
             qk[c * 2 + e, slot(t0 + g)] = by_early[2 + e]
-    if c == g // 2:  # this lane has the diagonal's entries of token g
+    if not given and c == g // 2:  # this lane has the diagonal's entries of token g
         k_norm[t0 + g] = inverse_norm(T.Select(g % 2 == 0, by_k[0], by_k[1]), 1.0, l2norm)
         q_norm[t0 + g] = inverse_norm(T.Select(g % 2 == 0, by_q[2], by_q[3]), scale, l2norm)
+
+
+@T.macro
+def load_given_norms(q_inv_norm, k_inv_norm, x, t0, head, L, lane):
+    """x = 1 / |k_t| in lane t, 1 / |q_t| in lane 16 + t, for t < L."""
+    t = lane % TM
+    x[0] = 0.0
+    if t < L:
+        x[0] = T.if_then_else(lane < TM, k_inv_norm[t0 + t, head], q_inv_norm[t0 + t, head])
+
+
+@T.macro
+def share_given_norms(x, k_norm, q_norm, scale, lane):
+    """k_norm[t] = 1 / |k_t|, q_norm[t] = scale / |q_t| from what was loaded."""
+    if lane < TM:
+        k_norm[lane] = x[0]
+    else:
+        q_norm[lane - TM] = x[0] * scale
 
 
 def inverse_norm(square, scale, l2norm: bool):

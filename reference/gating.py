@@ -61,7 +61,12 @@ def gates(
     return log_decay(A_log, a, dt_bias), beta(b, allow_neg_eigval)
 
 
-def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """x / sqrt(sum x^2 + eps) over the last dim; eps is inside the root, so a zero vector stays zero."""
+def inverse_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """1 / sqrt(sum x^2 + eps) over the last dim, which is gone from the result; eps is inside the root."""
     x = x.to(working_dtype(x))
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
+    return torch.rsqrt(x.square().sum(-1) + eps)
+
+
+def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """x / sqrt(sum x^2 + eps) over the last dim; a zero vector stays zero."""
+    return x.to(working_dtype(x)) * inverse_norm(x, eps)[..., None]

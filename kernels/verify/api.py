@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 import reference.gating
+import reference.lossless
 import reference.pool
-from kernels import runtime
+import reference.recurrence
+from kernels import checks, runtime
+from kernels.prepass.api import fused_recurrent_gdr_verify_prepass, wanted
 from kernels.verify import contract
 from kernels.verify.plan import plan
 
@@ -54,6 +57,8 @@ def recurrent_gated_delta_rule_verify(
     fuse_gating: bool = True,
     prepass: bool | None = None,
     retrieve_parent_token: Tensor | None = None,
+    lossless: bool = False,
+    head_batch: int = 1,
 ) -> Tensor:
     """Run the draft tokens of every request from its state, keeping the state after each of them (target verify).
 
@@ -79,18 +84,29 @@ def recurrent_gated_delta_rule_verify(
         disable_state_update: True leaves the pool unchanged; False also commits the last state to the slot.
         allow_neg_eigval: beta in (0, 2) instead of (0, 1).
         fuse_gating: gates from a, b inside the kernel; False computes them with `gdn_sigmoid_gate` first.
-        prepass: None or False; True is refused, there is no pre-pass.
+        prepass: compute gates and norms once per token in a launch of their own (`kernels.prepass`), not in every CTA;
+            the results have the same bits. None: as the environment variable HOPPER_GDN_PREPASS says ("0" or "1", read
+            in every call), without it as `kernels.prepass.should_use_prepass` says; a call with `lossless` or without
+            `fuse_gating` has none. Its scratch, 8 bytes for each of NT * (H + HV), comes from torch's caching
+            allocator on the current stream: safe to reuse in stream order, and part of the graph under capture.
         retrieve_parent_token: must be None: only linear chains of draft tokens are supported.
+        lossless: round the state to the pool's dtype after every token, as that many decode calls would: o, snapshots
+            and the committed state then equal, bit for bit, those of calls with one token each. False rounds only
+            what is stored and differs from that by a few roundings (specs/design/lossless.md). CPU tensors compute
+            the reference with the same rounding points, in fp32 (fp64 if q or the pool is fp64): bits are promised
+            only for the programs.
     Returns:
         o, shaped like v.
     Raises:
         TypeError, ValueError: an argument is out of its limits. Nothing was launched or written.
-        NotImplementedError: a token tree or a pre-pass was asked for.
+        NotImplementedError: a token tree was asked for.
     """
     if retrieve_parent_token is not None:
         raise NotImplementedError("retrieve_parent_token must be None: only linear chains are supported (topk = 1)")
-    if prepass:
-        raise NotImplementedError("prepass=True: there is no pre-pass for verify; pass prepass=None")
+    if prepass and lossless:
+        raise ValueError("prepass=True with lossless=True, whose norms have bits of their own; pass prepass=None")
+    if prepass and not fuse_gating:
+        raise ValueError("prepass=True with fuse_gating=False asks for the gates twice; pass fuse_gating=True")
     if o is None:
         contract.packed("v", v, 3)
         o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
@@ -102,15 +118,18 @@ def recurrent_gated_delta_rule_verify(
         "scale": scale,
         "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel,
         "disable_state_update": disable_state_update,
+        "lossless": lossless,
+        "head_batch": head_batch,
     }
     paging = (ssm_states, cache_indices, query_start_loc, o)
     snapshots = (intermediate_states_buffer, intermediate_state_indices)
     if fuse_gating:
-        fused_recurrent_gdr_verify_gated_fwd(
-            q, k, v, a, b, A_log, dt_bias, *paging, *snapshots, allow_neg_eigval=allow_neg_eigval, **options
-        )
+        N = cache_indices.numel() if isinstance(cache_indices, Tensor) else 0
+        behind = not lossless and wanted(prepass, N, q.shape[0], q.shape[1], v.shape[1])
+        verify = _behind_prepass if behind else fused_recurrent_gdr_verify_gated_fwd
+        verify(q, k, v, a, b, A_log, dt_bias, *paging, *snapshots, allow_neg_eigval=allow_neg_eigval, **options)
     else:
-        contract.check_raw_gates(a, b, A_log, dt_bias, v)
+        checks.raw_gates(a, b, A_log, dt_bias, v.shape[:2], v)
         g, beta = gdn_sigmoid_gate(A_log, a, dt_bias, b, allow_neg_eigval)
         fused_recurrent_gdr_verify_fwd(q, k, v, g, beta, *paging, *snapshots, **options)
     return result
@@ -136,6 +155,8 @@ def fused_recurrent_gdr_verify_gated_fwd(
     use_qk_l2norm_in_kernel: bool = True,
     disable_state_update: bool = True,
     allow_neg_eigval: bool = False,
+    lossless: bool = False,
+    head_batch: int = 1,
 ) -> None:
     """Verify from raw gates into the caller's buffers; see `recurrent_gated_delta_rule_verify`.
 
@@ -144,18 +165,19 @@ def fused_recurrent_gdr_verify_gated_fwd(
     tensors = contract.check(
         q, k, v, ssm_states, state_indices, cu_seqlens, o, intermediate_states, intermediate_indices, cache_steps
     )
-    gates = contract.check_raw_gates(a, b, A_log, dt_bias, v)
+    contract.check_head_batch(head_batch, q, v, lossless)
+    gates = checks.raw_gates(a, b, A_log, dt_bias, v.shape[:2], v)
     if _nothing_to_do(q, state_indices, o):
         return
-    if contract.computes_reference(q):
+    if checks.computes_reference(q):
         reference.pool.verify_gated_fwd(
             q, k, v, *gates, *tensors[3:], allow_neg_eigval=allow_neg_eigval,
-            **_reference_options(q, ssm_states, scale, use_qk_l2norm_in_kernel, disable_state_update),
+            **_reference_options(q, ssm_states, scale, use_qk_l2norm_in_kernel, disable_state_update, lossless),
         )  # fmt: skip
         return
     q, k, v, *paging = contract.launchable(*tensors)
     program = _plan(q, v, ssm_states, a, dt_bias, intermediate_states, cache_steps, use_qk_l2norm_in_kernel,
-                    disable_state_update)  # fmt: skip
+                    disable_state_update, lossless, head_batch)  # fmt: skip
     runtime.launch(program, q, k, v, *gates, *paging, _scale(scale, q), 2.0 if allow_neg_eigval else 1.0)
 
 
@@ -176,25 +198,57 @@ def fused_recurrent_gdr_verify_fwd(
     scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = True,
     disable_state_update: bool = True,
+    lossless: bool = False,
+    head_batch: int = 1,
+    q_inv_norm: Tensor | None = None,
+    k_inv_norm: Tensor | None = None,
 ) -> None:
     """Verify from g (log decay, <= 0) and beta, both fp32 [NT, HV] (`gdn_sigmoid_gate`), into the caller's buffers.
 
-    Otherwise as `fused_recurrent_gdr_verify_gated_fwd`.
+    With q_inv_norm and k_inv_norm (both or neither; fp32 [NT, H], contiguous) q and k are multiplied by them where the
+    kernel would divide by the norms itself. They say all about the norms: use_qk_l2norm_in_kernel decides nothing then,
+    and False is refused. Otherwise as `fused_recurrent_gdr_verify_gated_fwd`.
     """
     tensors = contract.check(
         q, k, v, ssm_states, state_indices, cu_seqlens, o, intermediate_states, intermediate_indices, cache_steps
     )
+    contract.check_head_batch(head_batch, q, v, lossless)
     contract.check_activated_gates(g, beta, v)
+    norms = contract.check_norms(q_inv_norm, k_inv_norm, q, use_qk_l2norm_in_kernel, lossless)
     if _nothing_to_do(q, state_indices, o):
         return
-    if contract.computes_reference(q):
-        options = _reference_options(q, ssm_states, scale, use_qk_l2norm_in_kernel, disable_state_update)
+    if checks.computes_reference(q):
+        l2norm = use_qk_l2norm_in_kernel and not norms
+        options = _reference_options(q, ssm_states, scale, l2norm, disable_state_update, lossless)
+        if norms:
+            q, k = (x.to(options["dtype"]) * norm[..., None] for x, norm in zip((q, k), norms, strict=True))
         reference.pool.verify_fwd(q, k, v, g, beta, *tensors[3:], **options)
         return
     q, k, v, *paging = contract.launchable(*tensors)
     program = _plan(q, v, ssm_states, g, None, intermediate_states, cache_steps, use_qk_l2norm_in_kernel,
-                    disable_state_update)  # fmt: skip
-    runtime.launch(program, q, k, v, g, beta, *paging, _scale(scale, q))
+                    disable_state_update, lossless, head_batch, norms_given=bool(norms))  # fmt: skip
+    runtime.launch(program, q, k, v, g, beta, *norms, *paging, _scale(scale, q))
+
+
+def _behind_prepass(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, *buffers: Any,
+    allow_neg_eigval: bool, **options: Any,
+) -> None:  # fmt: skip
+    """`fused_recurrent_gdr_verify_gated_fwd` as two launches with scratch between them."""
+    tensors = contract.check(*(q, k, v, *buffers, options["cache_steps"]))
+    contract.check_head_batch(options["head_batch"], q, v, options["lossless"])
+    checks.raw_gates(a, b, A_log, dt_bias, v.shape[:2], v)
+    if not checks.computes_reference(q):
+        contract.launchable(*tensors)  # before the first launch, also what only the second one needs
+    dtype = reference.gating.working_dtype(q, buffers[0])
+    g, beta = torch.empty(2, *v.shape[:2], dtype=dtype, device=q.device)
+    q_inv_norm, k_inv_norm = torch.empty(2, *q.shape[:2], dtype=dtype, device=q.device)
+    fused_recurrent_gdr_verify_prepass(
+        q, k, a, b, A_log, dt_bias, g, beta, q_inv_norm, k_inv_norm, allow_neg_eigval=allow_neg_eigval
+    )
+    if options["use_qk_l2norm_in_kernel"]:
+        options |= {"q_inv_norm": q_inv_norm, "k_inv_norm": k_inv_norm}
+    fused_recurrent_gdr_verify_fwd(q, k, v, g, beta, *buffers, **options)
 
 
 def _scale(scale: float | None, q: Tensor) -> float:
@@ -209,13 +263,14 @@ def _nothing_to_do(q: Tensor, state_indices: Tensor, o: Tensor) -> bool:
 
 
 def _reference_options(
-    q: Tensor, ssm_states: Tensor, scale: float | None, l2norm: bool, disable_state_update: bool
+    q: Tensor, ssm_states: Tensor, scale: float | None, l2norm: bool, disable_state_update: bool, lossless: bool
 ) -> dict[str, Any]:
     return {
         "scale": scale,
         "use_qk_l2norm_in_kernel": l2norm,
         "commit": not disable_state_update,
         "dtype": reference.gating.working_dtype(q, ssm_states),
+        "recurrence": reference.lossless.stored_as(ssm_states.dtype) if lossless else reference.recurrence.recurrent,
     }
 
 
@@ -229,6 +284,9 @@ def _plan(
     cache_steps: int | None,
     l2norm: bool,
     disable_state_update: bool,
+    lossless: bool,
+    head_batch: int,
+    norms_given: bool = False,
 ) -> runtime.Program:
     return plan(
         H=q.shape[1],
@@ -242,6 +300,9 @@ def _plan(
         l2norm=l2norm,
         commit=not disable_state_update,
         max_tokens=intermediate_states.shape[1] if cache_steps is None else cache_steps,
+        lossless=lossless,
+        norms_given=norms_given,
+        head_batch=head_batch,
     )
 
 

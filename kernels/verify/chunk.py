@@ -41,15 +41,15 @@ PASS_CONFIGS: dict[str, Any] = {
     "tl.disable_thread_storage_sync": True,  # what a warp keeps to itself needs no barrier of the block
 }
 WIDTHS = ((4, 0), (8, 4), (16, 8))  # the solve for at most so many tokens of a block, and more than
-# Up to here states are stored from registers; the numbers are in specs/design/tuning.md.
-DIRECT_UP_TO_CTAS, DIRECT_UP_TO_TOKENS = 2048, 5
+DIRECT_UP_TO_TOKENS = 5  # such requests store from registers too (specs/design/tuning.md)
 
 
 def build(c: Config) -> Any:
     """The program's parameters, in order:
 
     q, k, v, a, b, A_log, dt_bias, pool, state_indices, cu_seqlens, o, states, state_rows, scale, beta_scale;
-    without `raw_gates` g, beta stand in place of a, b, A_log, dt_bias, and there is no beta_scale.
+    without `raw_gates` g, beta stand in place of a, b, A_log, dt_bias, and there is no beta_scale; with `norms_given`
+    q_inv_norm, k_inv_norm follow them.
     """
     NT, N, SLOTS, ROWS, STEPS = (T.dynamic(name) for name in ("NT", "N", "SLOTS", "ROWS", "STEPS"))
     ldq, ldk, ldv, ldo, ldp, ldr, lds = (T.dynamic(f"ld{x}") for x in ("q", "k", "v", "o", "p", "r", "s"))
@@ -79,6 +79,20 @@ def build(c: Config) -> Any:
             _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, states, state_rows, scale)
 
         return verify_chunk_raw
+
+    if c.norms_given:
+        QNormT, KNormT = (T.Tensor((NT, c.H), "float32") for _ in range(2))
+
+        @T.prim_func
+        def verify_chunk_normed(
+            q: QT, k: KT, v: VT, g: AT, beta: BT, q_inv_norm: QNormT, k_inv_norm: KNormT,
+            pool: PoolT, state_indices: IndexT, cu_seqlens: CuT, o: OT, states: StatesT, state_rows: RowT,
+            scale: T.float32,
+        ):  # fmt: skip
+            gates = (g, beta, q_inv_norm, k_inv_norm)
+            _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, states, state_rows, scale)
+
+        return verify_chunk_normed
 
     @T.prim_func
     def verify_chunk(
@@ -159,7 +173,9 @@ def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale
         (T.alloc_local((2,), c.gate_dtype), T.alloc_local((1,), "float32"), T.alloc_local((1,), c.bias_dtype))
         for _ in range((c.head_batch + 1) // 2)
     ]
-    few = N * (c.HV // c.head_batch) * (c.V * c.head_batch // c.BV) <= DIRECT_UP_TO_CTAS
+    if c.norms_given:
+        norm = T.alloc_local((1,), "float32")
+    few = N * (c.HV // c.head_batch) * (c.V * c.head_batch // c.BV) <= c.direct_up_to
     if c.blocks:
         carried_s = T.alloc_shared((c.BV * (c.K + PADDING["float32"]),), "float32")
         rows.stage_state(c, pool, slot, h0, v0, stage, pitch, tx)
@@ -177,6 +193,8 @@ def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale
         if warp == 3:
             for i in tuple(range(len(gate))):
                 _load_gates(c, gates, *gate[i], T.min(t0 + lane % TM, NT - 1), h0 + i * 2 + _second(c, lane))
+        if c.norms_given and warp == 2:
+            steps.load_given_norms(*gates[2:], norm, t0, h0 // (c.HV // c.H), L, lane)
         steps.stage_tokens(k, KQ_s, 0, t0, h0 // (c.HV // c.H), L, c.K, c.threads, tx)
         steps.stage_tokens(q, KQ_s, TM, t0, h0 // (c.HV // c.H), L, c.K, c.threads, tx)
         if tx < 4 * TM:
@@ -193,9 +211,12 @@ def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale
         T.ptx_wait_group(0 if c.blocks else 1)
         T.sync_threads()
         if warp == 2:
-            steps.share_token_products(KQ_s, kk_s, qk_s, k_norm, q_norm, scale, c.l2norm, False, c.K, g, quad)
+            norms = (k_norm, q_norm, scale, c.l2norm, c.norms_given)
+            steps.share_token_products(KQ_s, kk_s, qk_s, *norms, False, c.K, g, quad)
             if L > TM // 2:
-                steps.share_token_products(KQ_s, kk_s, qk_s, k_norm, q_norm, scale, c.l2norm, True, c.K, g, quad)
+                steps.share_token_products(KQ_s, kk_s, qk_s, *norms, True, c.K, g, quad)
+            if c.norms_given:
+                steps.share_given_norms(norm, k_norm, q_norm, scale, lane)
         if warp == 3:
             for i in tuple(range(len(gate))):
                 if lane < TM * c.head_batch:
@@ -261,7 +282,7 @@ def _load_gates(c, gates, x, y, z, t, head):
     if c.raw_gates:
         steps.load_raw_gates(*gates, x, y, z, t, head)
     else:
-        steps.load_activated_gates(*gates, x, y, z, t, head)
+        steps.load_activated_gates(*gates[:2], x, y, z, t, head)
 
 
 def _second(c, lane):

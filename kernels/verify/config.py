@@ -29,7 +29,8 @@ class Config:
     V: int = 128
     BV: int = 32  # four warps of 8 rows
     threads: int = 128
-    head_batch: int = 1  # value heads of one key head that share a CTA
+    head_batch: int = 1  # value heads of one key head that share a CTA: 1, 2 or 4
+    direct_up_to: int = 2048  # CTAs: smaller grids store states from registers, larger ones by bulk copies
     blocks_per_sm: int = 4
 
 

@@ -7,17 +7,10 @@ import itertools
 import torch
 from torch import Tensor
 
-from kernels import checks, runtime
+from kernels import checks
 from kernels.verify.plan import SUPPORTED_K, SUPPORTED_V
 
-FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-REFERENCE_FLOATS = (*FLOATS, torch.float64)
 INDEX = (torch.int32,)
-
-
-def computes_reference(x: Tensor) -> bool:
-    """CPU tensors compute the reference, unless a CPU launcher (the emulator) stands in for the GPU."""
-    return x.device.type == "cpu" and runtime.cpu_launcher is None
 
 
 def packed(name: str, x: Tensor, dims: int) -> Tensor:
@@ -52,9 +45,9 @@ def check(
     """
     if not isinstance(q, Tensor) or q.dim() != 3:
         raise ValueError(f"q has shape {tuple(getattr(q, 'shape', ()))}, must be (NT, H, K)")
-    reference = computes_reference(q)
-    floats = REFERENCE_FLOATS if reference else (torch.bfloat16,)
-    states = REFERENCE_FLOATS if reference else FLOATS
+    reference = checks.computes_reference(q)
+    floats = checks.REFERENCE_FLOATS if reference else (torch.bfloat16,)
+    states = checks.REFERENCE_FLOATS if reference else checks.FLOATS
     (NT, H, K), device = q.shape, q.device
     checks.tensor("q", q, (None, None, None), floats, device)
     checks.tensor("k", k, (NT, H, K), floats, device)
@@ -105,23 +98,37 @@ def _check_cu_seqlens(cu_seqlens: Tensor, NT: int, bound: int) -> None:
         )
 
 
-def check_raw_gates(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """a, b: [NT, HV]; A_log, dt_bias: [HV]. Returns them in this order, the last two with canonical strides."""
-    reference = computes_reference(v)
-    floats = REFERENCE_FLOATS if reference else FLOATS
-    NT, HV = v.shape[:2]
-    checks.tensor("a", a, (NT, HV), floats, v.device)
-    checks.tensor("b", b, (NT, HV), floats if reference else (a.dtype,), v.device)
-    checks.tensor("A_log", A_log, (HV,), floats if reference else (torch.float32,), v.device)
-    checks.tensor("dt_bias", dt_bias, (HV,), floats, v.device)
-    return a, b, checks.inner_contiguous("A_log", A_log, 1), checks.inner_contiguous("dt_bias", dt_bias, 1)
-
-
 def check_activated_gates(g: Tensor, beta: Tensor, v: Tensor) -> None:
     """g, beta: fp32 [NT, HV]."""
-    floats = REFERENCE_FLOATS if computes_reference(v) else (torch.float32,)
+    floats = checks.REFERENCE_FLOATS if checks.computes_reference(v) else (torch.float32,)
     checks.tensor("g", g, v.shape[:2], floats, v.device)
     checks.tensor("beta", beta, v.shape[:2], floats, v.device)
+
+
+def check_norms(
+    q_inv_norm: Tensor | None, k_inv_norm: Tensor | None, q: Tensor, l2norm: bool, lossless: bool
+) -> tuple[Tensor, ...]:
+    """q_inv_norm, k_inv_norm: fp32 [NT, H], both or neither. Returns those given, with canonical strides."""
+    if q_inv_norm is None and k_inv_norm is None:
+        return ()
+    norms = {"q_inv_norm": q_inv_norm, "k_inv_norm": k_inv_norm}
+    for name, x in norms.items():
+        if x is None:
+            raise ValueError(f"{name} is None, the other norm is given; pass both or neither")
+    if not l2norm:
+        raise ValueError(
+            "q_inv_norm and k_inv_norm are given, and use_qk_l2norm_in_kernel is False: they say opposite things; "
+            "leave it True to apply the norms, or leave them out"
+        )
+    if lossless:
+        raise ValueError(
+            "q_inv_norm and k_inv_norm are given, and lossless is True: its norms are part of the bits it promises; "
+            "leave them out"
+        )
+    floats = checks.REFERENCE_FLOATS if checks.computes_reference(q) else (torch.float32,)
+    for name, x in norms.items():
+        checks.tensor(name, x, q.shape[:2], floats, q.device)
+    return tuple(checks.inner_contiguous(name, x, 2) for name, x in norms.items() if x is not None)
 
 
 def launchable(
@@ -140,27 +147,28 @@ def launchable(
     Raises ValueError for what the programs need beyond the contract: a Hopper GPU, the state shapes they are built for,
     and 16-byte accesses.
     """
-    if q.device.type not in ("cuda", "cpu"):
-        raise ValueError(f"q is on {q.device}, must be on a CUDA device or on the CPU")
-    if q.device.type == "cuda" and runtime.capability(q.device) != (9, 0):
-        major, minor = runtime.capability(q.device)
-        raise ValueError(f"{q.device} has compute capability {major}.{minor}, the programs need 9.0 (Hopper)")
+    checks.hopper("q", q)
     K, V = q.shape[2], v.shape[2]
     if K not in SUPPORTED_K:
         raise ValueError(f"K is {K}, must be one of {SUPPORTED_K} on a GPU; CPU tensors take any K")
     if V not in SUPPORTED_V:
         raise ValueError(f"V is {V}, must be one of {SUPPORTED_V} on a GPU; CPU tensors take any V")
     return (
-        *(_wide(name, x, 1) for name, x in (("q", q), ("k", k), ("v", v), ("ssm_states", ssm_states))),
+        *(checks.wide(name, x, 1) for name, x in (("q", q), ("k", k), ("v", v), ("ssm_states", ssm_states))),
         state_indices,
         cu_seqlens,
-        _wide("o", o, 1),
-        _wide("intermediate_states", intermediate_states, 2),
+        checks.wide("o", o, 1),
+        checks.wide("intermediate_states", intermediate_states, 2),
         intermediate_indices,
     )
 
 
-def _wide(name: str, x: Tensor, outer: int) -> Tensor:
-    """`x` contiguous but for its first `outer` dimensions, which allow 16-byte accesses."""
-    checks.pitches(name, x, outer)
-    return checks.inner_contiguous(name, x, x.dim() - outer)
+def check_head_batch(head_batch: int, q: Tensor, v: Tensor, lossless: bool) -> None:
+    """1, 2 or 4 value heads that share a key head; see `recurrent_gated_delta_rule_verify`."""
+    group = v.shape[1] // q.shape[1]
+    if head_batch not in (1, 2, 4) or group % head_batch:
+        raise ValueError(
+            f"head_batch is {head_batch}, must be 1, 2 or 4 and divide the {group} value heads of a key head; pass 1"
+        )
+    if lossless and head_batch != 1:
+        raise ValueError(f"head_batch is {head_batch} with lossless=True, must be 1 there; pass 1")

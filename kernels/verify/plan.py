@@ -9,7 +9,7 @@ import functools
 
 from kernels.runtime import Program
 from kernels.tile import TM
-from kernels.verify.config import Config
+from kernels.verify.config import Config, RecurrentConfig
 
 #: state shapes that the programs are built and tested for
 SUPPORTED_K = (128,)
@@ -30,11 +30,30 @@ def plan(
     l2norm: bool,
     commit: bool,
     max_tokens: int,
+    lossless: bool = False,
+    norms_given: bool = False,
+    head_batch: int = 1,
 ) -> Program:
     """The program for these static facts. `max_tokens` bounds the tokens of any one request.
 
+    `head_batch` is the caller's choice: two value heads a CTA are faster at large N only, and N must not matter here.
+
     N, the pool size and all pitches are run-time arguments of every program: they never cause a compilation.
     """
+    if lossless:  # rounding after every token makes the tokens a sequence: no chunk form has these bits
+        recurrent = RecurrentConfig(
+            H=H,
+            HV=HV,
+            pool=pool,
+            raw_gates=raw_gates,
+            gate_dtype=gate_dtype,
+            bias_dtype=bias_dtype,
+            l2norm=l2norm,
+            commit=commit,
+            K=K,
+            V=V,
+        )
+        return Program("kernels.verify.recurrent", recurrent)
     config = Config(
         H=H,
         HV=HV,
@@ -46,7 +65,11 @@ def plan(
         commit=commit,
         # One block is one row tile of the tensor cores; only longer requests pay for carrying the fp32 state over.
         blocks=max_tokens > TM,
+        norms_given=norms_given,
         K=K,
         V=V,
+        head_batch=head_batch,
+        # Registers for what is carried; 4 CTAs beat 3 and 5 without it, at every N (specs/design/tuning.md).
+        blocks_per_sm=3 if max_tokens > TM else 4,
     )
     return Program("kernels.verify.chunk", config)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests import machine as machine_facts
-from tests.bench.measure import is_ours
+from tests.bench.check import is_ours
 from tests.bench.options import implementations
 from tests.bench.problem import Shape
 from tests.bench.session import DeviceClock, Session

@@ -12,6 +12,7 @@ import torch
 
 from tests.bench import check, timing
 from tests.bench.ceilings import Ceiling, ceiling_of
+from tests.bench.check import is_ours
 from tests.bench.implementation import Implementation, Unsupported
 from tests.bench.problem import Problem, Shape
 from tests.bench.record import Row
@@ -36,7 +37,7 @@ def local_lane(implementation: Implementation, problem: Problem) -> Lane:
     bound = implementation.bind(problem)
     errors = check.run_and_compare(problem, bound)
     dtypes = {name: tensor.dtype for name, tensor in bound.outputs().items()}
-    wrong = check.verdict(errors, dtypes, ours=is_ours(implementation.name))
+    wrong = check.verdict(errors, dtypes, implementation.name, problem.shape.T)
     if wrong:
         return Lane(errors, wrong, lambda: math.nan, lambda: None)
     return Lane(errors, "", timing.Replay(bound.launch, problem.ways).round, lambda: None)
@@ -64,10 +65,6 @@ def failure(error: Exception) -> str:
     """One line for a row's note."""
     lines = str(error).strip().splitlines() or [""]
     return f"failed: {type(error).__name__}: {lines[-1]}"[:200]
-
-
-def is_ours(name: str) -> bool:
-    return name.startswith("kernels/")
 
 
 def lane_or_reason(implementation: Implementation, problem: Problem, l2_bytes: int) -> Lane | str:

@@ -13,8 +13,9 @@ import torch
 from kernels import runtime
 from tests import machine as machine_facts
 from tests.bench.ceilings import measure_ceilings
+from tests.bench.check import is_ours
 from tests.bench.implementation import Implementation
-from tests.bench.measure import is_ours, measure
+from tests.bench.measure import measure
 from tests.bench.problem import Shape
 from tests.bench.record import Record, Row, slower_rows
 from tests.bench.shapes import QUICK_TOKENS

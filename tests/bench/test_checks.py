@@ -250,6 +250,7 @@ def test_our_implementations_are_bound_right(implementation: Any, device: torch.
         bound = implementation.bind(problem)
         errors = check.run_and_compare(problem, bound)
         dtypes = {name: tensor.dtype for name, tensor in bound.outputs().items()}
-        assert check.verdict(errors, dtypes, ours=True) == ""
+        assert check.verdict(errors, dtypes, implementation.name, shape.T) == ""
         for name, error in errors.items():
-            evidence.at_most(f"{op}: {name}, relative L2 against fp64", error, 2e-3)
+            limit = check.allowed(implementation.name, dtypes[name], shape.T)
+            evidence.at_most(f"{op}: {name}, relative L2 against fp64, over its limit", error / limit, 1.0)

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.check import PEER_LIMIT
-from tests.bench.measure import is_ours
+from tests.bench.check import allowed, is_ours
 from tests.bench.problem import DTYPES
 from tests.bench.record import Record
 from tests.bench.shapes import QUICK_BATCHES, QUICK_TOKENS
 from tests.gate_engine import Evidence
-from tests.limits import ROUNDING
 
 PEERS = ("sglang", "vllm", "fla", "flashinfer")
 COMPARED = [("verify-snapshots", T) for T in QUICK_TOKENS] + [("decode", 1)]
@@ -49,7 +47,7 @@ def test_every_timed_row_was_right(record: Record, evidence: Evidence) -> None:
         assert row.checked and row.errors and row.us and math.isfinite(row.us)
         for name, error in row.errors.items():
             stored = DTYPES["bf16" if name == "o" else row.shape.pool]
-            limit = ROUNDING[stored] if is_ours(row.impl) else PEER_LIMIT
+            limit = allowed(row.impl, stored, row.shape.T)
             whose = "ours" if is_ours(row.impl) else "a peer"
             evidence.at_most(f"largest error of {whose} over its limit", error / limit, 1.0)
     evidence.note("rows timed", len(timed))

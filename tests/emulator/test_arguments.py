@@ -71,6 +71,8 @@ def test_expression(text: str, value: int | None) -> None:
             "tl::tma_load(desc, bar, p, 0, 0);",
             r"line \d+ .* tl::tma_load: not emulated .TMA; build with TL_DISABLE_TMA",
         ),
+        ("tl::tma_store_add(p, q, 16);", "tl::tma_store_add: not emulated"),
+        ("const CUtensorMap map;", "CUtensorMap: not emulated"),
         ("tl::mbarrier_wait(bar, 0);", "tl::mbarrier_wait: not emulated"),
         ("tl::cluster_sync();", "tl::cluster_sync: not emulated"),
         ("tl::unheard_of(1);", "uses unheard_of, which is not emulated"),

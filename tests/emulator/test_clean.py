@@ -10,7 +10,7 @@ import torch
 from kernels.runtime import Program, lower
 from tests.emulator import load, sanitize
 from tests.emulator.arguments import TensorParameter
-from tests.emulator.programs import blocks, casts, gemm, pool, reductions, staged, strided
+from tests.emulator.programs import blocks, bulk, casts, fragments, gemm, pool, reductions, staged, strided
 
 pytestmark = pytest.mark.criterion("0.20")
 
@@ -46,6 +46,21 @@ def test_gemm(config: gemm.Config, evidence: Any) -> None:
     run(gemm, config, a, b if config.b_transposed else b.T.contiguous(), c)
     wrong = int((c != a.float() @ b.float().T).sum())
     evidence.equal("wrong elements of integer products", wrong, 0)
+
+
+def test_fragments_of_one_warp(evidence: Any) -> None:
+    a, b, c = integers(16, 64), integers(8, 64, seed=1), torch.full((16, 8), float("nan"))
+    run(fragments, fragments.Config(), a, b, c)
+    wrong = int((c != a.float() @ b.float().T).sum())
+    evidence.equal("wrong elements of integer products", wrong, 0)
+
+
+@pytest.mark.parametrize("config", [bulk.Config(), bulk.Config(warps=1, rows=1, columns=32)], ids=str)
+def test_bulk_stores(config: bulk.Config) -> None:
+    x = torch.randn(3, config.warps, config.rows, config.columns)
+    y = torch.full_like(x, float("nan"))
+    run(bulk, config, x, y)
+    assert torch.equal(y, x.flip(3))
 
 
 def test_conversions() -> None:
@@ -108,19 +123,28 @@ def test_element_offsets_beyond_32_bits() -> None:
         (Program(gemm.__name__, gemm.Config(64, 32, 128)), [(64, 128), (32, 128), (64, 32)]),
         (Program(gemm.__name__, gemm.Config(32, 32, 128)), [(32, 128), (32, 128), (32, 32)]),
         (Program(staged.__name__, staged.Config(asynchronous=True)), [(3, 16, 128), (3, 16, 128)]),
+        (Program(bulk.__name__, bulk.Config()), [(2, 2, 6, 64), (2, 2, 6, 64)]),
+        (Program(fragments.__name__, fragments.Config()), [(16, 64), (8, 64), (16, 8)]),
         (Program(reductions.__name__, reductions.Config()), [(8, 128), (8,), (1,), (8, 128)]),
         (Program(blocks.__name__, blocks.Config()), [(4, 32)]),
     ],
-    ids=["wgmma", "mma.sync", "cp.async", "reductions", "blocks"],
+    ids=["wgmma", "mma.sync", "cp.async", "bulk store", "fragments", "reductions", "blocks"],
 )
 def test_no_data_race(program: Program, shapes: list[tuple[int, ...]]) -> None:
     no_finding(program, shapes, "thread")
 
 
 @pytest.mark.parametrize("sanitizer", ["address", "undefined"])
-def test_no_bad_access(sanitizer: sanitize.Sanitizer) -> None:
-    program = Program(staged.__name__, staged.Config(asynchronous=True))
-    no_finding(program, [(3, 16, 128), (3, 16, 128)], sanitizer)
+@pytest.mark.parametrize(
+    ("program", "shape"),
+    [
+        (Program(staged.__name__, staged.Config(asynchronous=True)), (3, 16, 128)),
+        (Program(bulk.__name__, bulk.Config()), (2, 2, 6, 64)),
+    ],
+    ids=["cp.async", "bulk store"],
+)
+def test_no_bad_access(program: Program, shape: tuple[int, ...], sanitizer: sanitize.Sanitizer) -> None:
+    no_finding(program, [shape, shape], sanitizer)
 
 
 def no_finding(program: Program, shapes: list[tuple[int, ...]], sanitizer: sanitize.Sanitizer) -> None:

@@ -1,13 +1,15 @@
-"""A wgmma whose descriptors do not describe the data gives wrong numbers."""
+"""A wgmma whose descriptors, or an mma.sync whose fragments, do not describe the data gives wrong numbers."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from kernels.runtime import Program, lower
 from tests.emulator import EmulatorError, load
-from tests.emulator.programs import gemm
+from tests.emulator.programs import fragments, gemm
 from tests.emulator.programs.edit import replace
 
 pytestmark = pytest.mark.criterion("0.23")
@@ -39,3 +41,22 @@ def test_descriptor_outside_shared_memory() -> None:
     kernel = load(lowered, patch=replace(r"descriptor<1, 1, 64>\(desc_a", "descriptor<1, 1, 4096>(desc_a"))
     with pytest.raises(EmulatorError, match="wgmma reads shared memory at byte"):
         kernel(torch.zeros(64, 128).bfloat16(), torch.zeros(32, 128).bfloat16(), torch.zeros(64, 32))
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        replace(r"\(\(i & 3\) >> 1\) \* 512(.*)\(i >> 2\) \* 8", r"(i >> 2) * 512\1((i & 3) >> 1) * 8"),
+        replace(r"(mma_sync<.*a \+ )0\b", r"\g<1>2"),
+        replace(r"\(i_2 >> 1\)", "(i_2 & 1)"),
+    ],
+    ids=["rows and columns of A", "first register of A", "rows of C"],
+)
+def test_wrong_fragment_gives_wrong_numbers(patch: Callable[[str], str]) -> None:
+    lowered = lower(Program(fragments.__name__, fragments.Config()))
+    a, b = torch.randint(-8, 9, (16, 64)).bfloat16(), torch.randint(-8, 9, (8, 64)).bfloat16()
+    good, bad = torch.zeros(16, 8), torch.zeros(16, 8)
+    load(lowered)(a, b, good)
+    load(lowered, patch=patch)(a, b, bad)
+    assert torch.equal(good, a.float() @ b.float().T)
+    assert not torch.equal(bad, good)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from kernels.runtime import Program, lower
 from tests.emulator import EmulatorError, load, sanitize
-from tests.emulator.programs import blocks, staged
+from tests.emulator.programs import blocks, bulk, staged
 from tests.emulator.programs.edit import replace
 
 pytestmark = pytest.mark.criterion("0.22")
@@ -49,6 +51,37 @@ def test_misaligned_asynchronous_copy() -> None:
     x = torch.zeros(2049).bfloat16()[1:].view(1, 16, 128)
     with pytest.raises(EmulatorError, match=r"cp\.async at line \d+: misaligned"):
         load(lowered)(x, torch.zeros(1, 16, 128))
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        replace(r"(tma_store<.*&\(rows\[)", r"\1 1 + "),
+        replace(r"(tma_store<.*&\(y\[)", r"\1 1 + "),
+        replace(r"(tma_store<.*), 256\)", r"\1, 248)"),
+    ],
+    ids=["source", "target", "size"],
+)
+def test_misaligned_bulk_store(patch: Callable[[str], str]) -> None:
+    lowered = lower(Program(bulk.__name__, bulk.Config()))
+    x = torch.zeros(1, 2, 6, 64)
+    with pytest.raises(EmulatorError, match=r"bulk store at line \d+: .* multiples of 16 bytes"):
+        load(lowered, patch=patch)(x, torch.zeros_like(x))
+
+
+def test_bulk_store_from_global_memory() -> None:
+    lowered = lower(Program(bulk.__name__, bulk.Config()))
+    x = torch.zeros(1, 2, 6, 64)
+    with pytest.raises(EmulatorError, match=r"bulk store at line \d+: the source is not in shared memory"):
+        load(lowered, patch=replace(r"(tma_store<.*&\()rows(\[)", r"\1y\2"))(x, torch.zeros_like(x))
+
+
+def test_bulk_store_past_the_end_of_a_tensor() -> None:
+    lowered = lower(Program(bulk.__name__, bulk.Config()))
+    x = torch.zeros(1, 2, 6, 64)
+    patch = replace(r"(tma_store<.*&\(y\[)", r"\1 4 + ")
+    report = sanitize.run(lowered, [x, torch.zeros_like(x)], "address", patch=patch)
+    assert any("heap-buffer-overflow" in f and "kernel.cu" in f for f in report.findings), report.text
 
 
 def test_wild_pointer_ends_the_launch_and_not_the_process() -> None:

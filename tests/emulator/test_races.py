@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from kernels.runtime import Program, lower
 from tests.emulator import sanitize
 from tests.emulator.build import compiler
-from tests.emulator.programs import blocks, gemm, reductions, staged
+from tests.emulator.programs import blocks, bulk, gemm, reductions, staged
 from tests.emulator.programs.edit import replace
 
 criterion = pytest.mark.criterion("0.21")
@@ -45,6 +46,33 @@ def test_dropped_barrier_after_a_scan() -> None:
     patch = replace(r"(CumSum2D.*\n\s*)__syncthreads\(\);", r"\1")
     report = sanitize.run(lowered, args, "thread", patch=patch)
     assert any("data race" in f for f in report.findings), report.text
+
+
+@criterion
+@pytest.mark.parametrize(
+    "patch",
+    [
+        replace(r"(tma_store_wait<1, true>\(\);\s*\}\s*)__syncwarp\(\);", r"\1"),
+        replace(r"(fence_proxy_async\(\);\s*)__syncwarp\(\);", r"\1"),
+        replace(r"(if [^\n]*\{\s*tl::tma_store_wait<1, true>\(\);\s*\})\s*(__syncwarp\(\);)", r"\2 \1"),
+    ],
+    ids=["before reuse", "before the store", "wait after the barrier"],
+)
+def test_unordered_source_of_a_bulk_store(patch: Callable[[str], str]) -> None:
+    """A bulk store reads from its issue to its wait, as a read of the lane that issues it."""
+    lowered = lower(Program(bulk.__name__, bulk.Config(warps=1)))
+    x = torch.randn(1, 1, 6, 64)
+    report = sanitize.run(lowered, [x, torch.zeros_like(x)], "thread", patch=patch)
+    assert any("data race" in f and "kernel.cu" in f for f in report.findings), report.text
+
+
+@criterion
+def test_two_blocks_that_store_one_row_in_bulk() -> None:
+    lowered = lower(Program(bulk.__name__, bulk.Config(warps=1)))
+    x = torch.randn(2, 1, 6, 64)
+    patch = replace(r"(&\(y\[.*?)\(int\)blockIdx\.x", r"\g<1>0")
+    report = sanitize.run(lowered, [x, torch.zeros_like(x)], "thread", patch=patch)
+    assert any("data race" in f and "kernel.cu" in f for f in report.findings), report.text
 
 
 def blocks_race(config: blocks.Config) -> sanitize.Report:

@@ -9,7 +9,7 @@ import torch
 
 from kernels.runtime import Program, lower
 from tests.emulator import EmulatorError, load
-from tests.emulator.programs import gemm, staged
+from tests.emulator.programs import bulk, gemm, staged
 from tests.emulator.programs.edit import replace
 
 pytestmark = pytest.mark.criterion("0.25")
@@ -88,3 +88,56 @@ def test_accumulator_written_before_the_wait() -> None:
 def test_missing_wgmma_fence() -> None:
     with pytest.raises(EmulatorError, match=r"wgmma at line \d+ without wgmma\.fence"):
         gemm_result(ONE, replace(r"tl::warpgroup_arrive\(\);", ";"))
+
+
+def bulk_result(patch: Patch | None) -> tuple[torch.Tensor, torch.Tensor]:
+    lowered = lower(Program(bulk.__name__, bulk.Config(rows=6)))
+    x = torch.randn(2, 2, 6, 64)
+    y = torch.zeros_like(x)
+    load(lowered, patch=patch)(x, y)
+    return y, x.flip(3)
+
+
+def test_bulk_store_without_proxy_fence() -> None:
+    right, expected = bulk_result(None)
+    assert torch.equal(right, expected)
+    wrong, _ = bulk_result(replace(r"tl::fence_proxy_async\(\);", ";"))
+    assert bool(wrong.isnan().all())
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        replace(r"tl::tma_store_wait<1, true>\(\);", ";"),
+        replace(r"tma_store_wait<1, true>", "tma_store_wait<2, true>"),
+        replace(r"== 0(\) \{\s*tl::tma_store_wait<1, true>)", r"== 1\1"),
+    ],
+    ids=["no wait", "one group too few", "wait of another thread"],
+)
+def test_source_of_a_bulk_store_overwritten(patch: Patch) -> None:
+    """Two buffers: every row but the last two is overwritten while its store is in flight."""
+    wrong, expected = bulk_result(patch)
+    assert bool(wrong[:, :, :4].isnan().all())
+    assert torch.equal(wrong[:, :, 4:], expected[:, :, 4:])
+
+
+def test_bulk_store_before_the_other_lanes_have_written() -> None:
+    wrong, expected = bulk_result(replace(r"(fence_proxy_async\(\);\s*)__syncwarp\(\);", r"\1"))
+    assert not torch.equal(wrong, expected)
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        replace(r"tl::tma_store_wait<0, true>\(\);", ";"),
+        replace(r"tma_store_wait<0, true>", "tma_store_wait<1, true>"),
+        replace(r"== 0(\) \{\s*tl::tma_store_wait<0, true>)", r"== 1\1"),
+        replace(r"tl::tma_store_arrive\(\);", ";"),
+    ],
+    ids=["no wait", "one group too few", "wait of another thread", "no commit"],
+)
+def test_exit_with_a_bulk_store_in_flight(patch: Patch) -> None:
+    with pytest.raises(
+        EmulatorError, match=r"thread 0: the thread exits while its bulk store of line \d+ is in flight"
+    ):
+        bulk_result(patch)

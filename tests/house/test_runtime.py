@@ -288,7 +288,8 @@ def test_recorded_labels_of_verify_keep_their_meaning() -> None:
 
     label = (
         "kernels.verify.chunk(H=2, HV=4, pool='float32', raw_gates=False, gate_dtype='float32', bias_dtype='float32', "
-        "l2norm=True, commit=True, blocks=True, K=128, V=256, BV=64, threads=128)"
+        "l2norm=True, commit=True, blocks=True, norms_given=False, K=128, V=256, BV=32, threads=128, head_batch=1, "
+        "direct_up_to=2048, blocks_per_sm=3)"
     )
     program = Program.from_label(label)
     assert program.label == label

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ import reference.lossless
 import reference.pool
 import reference.recurrence
 from kernels import verify
+from kernels.runtime import Program
 from tests.limits import ROUNDING
 
 GUARD = 64  # canary elements before and after a buffer; keeps 16-byte alignment
@@ -111,6 +113,8 @@ class Case:
         commit = not options.pop("disable_state_update", True)
         options.pop("fuse_gating", None)
         options.pop("cache_steps", None)
+        options.pop("head_batch", None)
+        options.pop("prepass", None)
         stored_as = reference.lossless.stored_as(self.pool.view.dtype)
         recurrence = stored_as if options.pop("lossless", False) else reference.recurrence.recurrent
         inputs = {name: getattr(self, name).double() for name in ("q", "k", "v", "a", "b", "A_log", "dt_bias")}
@@ -192,6 +196,17 @@ def make(
         rows=torch.randperm(N + 1, generator=rng).int().to(device),
         options=options,
     )
+
+
+def store_in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of CTAs stores states by bulk copies, which otherwise only large grids do."""
+    plan = verify.api.plan
+
+    def in_bulk(**facts: Any) -> Program:
+        program = plan(**facts)
+        return dataclasses.replace(program, config=dataclasses.replace(program.config, direct_up_to=0))
+
+    monkeypatch.setattr(verify.api, "plan", in_bulk)
 
 
 def relative_l2(x: Tensor, y: Tensor) -> float:

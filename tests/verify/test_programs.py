@@ -13,7 +13,7 @@ from kernels.verify.chunk import Config
 from probes import toolchain
 from tests.emulator import sanitize
 from tests.gate_engine import Evidence
-from tests.verify.cases import make
+from tests.verify.cases import make, store_in_bulk
 
 #: every path through the program: operand parts, blocks, commit, gates, norms, V tiles
 VARIANTS = (
@@ -21,8 +21,10 @@ VARIANTS = (
     Config(H=2, HV=4, pool="float16"),
     Config(H=2, HV=4, pool="float32"),
     Config(H=1, HV=2, commit=True),
-    Config(H=1, HV=2, blocks=True),
-    Config(H=1, HV=2, pool="float32", blocks=True),
+    Config(H=1, HV=2, blocks=True, blocks_per_sm=3),
+    Config(H=1, HV=2, pool="float32", blocks=True, blocks_per_sm=3),
+    Config(H=1, HV=2, head_batch=2),
+    Config(H=1, HV=4, pool="float32", head_batch=4),
     Config(H=1, HV=2, raw_gates=False, gate_dtype="float32"),
     Config(H=1, HV=2, l2norm=False),
     Config(H=1, HV=2, V=64),
@@ -38,10 +40,11 @@ def test_machine_code(config: Config, evidence: Evidence) -> None:
     resources, instructions = toolchain.resources(cubin), toolchain.sass(cubin)
     evidence.equal("spilled bytes", resources.spills, 0, "B")
     evidence.equal("stack", resources.stack, 0, "B")
-    evidence.at_most("registers", resources.registers, 168, "per thread")  # three CTAs of 128 threads on an SM
-    evidence.at_least("HGMMA instructions", instructions.of("HGMMA"), 8)
-    evidence.at_least("HMMA instructions", instructions.of("HMMA"), 1)
-    evidence.at_least("16-byte stores", instructions.of("STG", "128"), 8)
+    evidence.at_most("registers", resources.registers, 65536 // 128 // config.blocks_per_sm // 8 * 8, "per thread")
+    evidence.at_least("HMMA instructions", instructions.of("HMMA"), 16)
+    evidence.at_least("16-byte asynchronous loads", instructions.of("LDGSTS", "128"), 9)
+    evidence.at_least("16-byte stores", instructions.of("STG", "128"), 4)
+    evidence.at_least("bulk stores", instructions.of("UBLKCP"), 1)
 
 
 #: (sanitizer, options of the case)
@@ -52,6 +55,10 @@ SANITIZED: tuple[tuple[sanitize.Sanitizer, dict[str, Any]], ...] = (
     ("address", {"T": (12, 0, 7), "pitched": True}),
     ("address", {"T": (20, 16), "pool": torch.float32, "disable_state_update": False}),
     ("undefined", {"T": (12, 0, 7), "pitched": True}),
+    ("thread", {"T": (12, 0, 7), "in_bulk": True}),
+    ("thread", {"T": (12, 7), "pool": torch.float32, "disable_state_update": False, "in_bulk": True}),
+    ("thread", {"T": (20, 12), "head_batch": 2, "in_bulk": True}),
+    ("address", {"T": (12, 0, 7), "pitched": True, "head_batch": 2, "in_bulk": True}),
 )
 
 
@@ -63,6 +70,9 @@ def test_sanitizers(
     """The sanitizer finds nothing, and the sanitized run computes what the plain one does."""
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(runtime, "cpu_launcher", lambda *call: calls.append(call))
+    options = dict(options)
+    if options.pop("in_bulk", False):
+        store_in_bulk(monkeypatch)
     make(H=1, HV=2, tail=1, steps=21 if 20 in options["T"] else 16, **options).run()
     ((program, *args),) = calls
     report = sanitize.run(runtime.lower(program), args, sanitizer)

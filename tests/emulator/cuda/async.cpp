@@ -1,4 +1,4 @@
-// The queue of cp.async copies and the view that the async proxy has of shared memory.
+// The queues of cp.async copies and bulk stores, and the view that the async proxy has of shared memory.
 #include "runtime.h"
 
 namespace emu {
@@ -81,7 +81,8 @@ void finish_bulk_store(BulkStore& store) {
 void check_bulk_stores() {
   Untracked scope;
   CommitQueue<BulkStore>& queue = current->bulk_stores;
-  if (!queue.items.empty()) fail("the thread exits while its bulk store of line %d is in flight", queue.items.back().line);
+  if (!queue.items.empty())
+    fail("the thread exits while its bulk store of line %d is in flight", queue.items.back().line);
 }
 
 }  // namespace emu

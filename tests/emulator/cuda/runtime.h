@@ -33,7 +33,7 @@ struct Untracked {
 #endif
 };
 
-// Items in order of issue, closed into groups by a commit; cp.async and wgmma share this bookkeeping.
+// Items in order of issue, closed into groups by a commit; cp.async, bulk stores and wgmma share this bookkeeping.
 template <class T> struct CommitQueue {
   std::vector<T> items;
   std::vector<size_t> commits;  // number of items at each commit
@@ -109,7 +109,8 @@ template <class Action> void rendezvous(Group& group, int expected, Site site, A
 }
 
 // The async proxy (wgmma, bulk stores) sees shared memory as of the last proxy fence. A fence publishes what is written
-// up to the next barrier, wgmma wait or bulk store: a little more than on the device, but a missing fence leaves stale data or NaN.
+// up to the next barrier, wgmma wait or bulk store: a little more than on the device, but a missing fence leaves stale
+// data or NaN.
 extern unsigned char async_view[DYNAMIC_SHARED + STATIC_SHARED];
 void reset_async_view();
 void publish_to_async_view();
