@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 
 from kernels.runtime import Program, lower
 from tests.emulator import sanitize
-from tests.emulator.build import compiler
 from tests.emulator.programs import blocks, bulk, gemm, reductions, staged
 from tests.emulator.programs.edit import replace
 
@@ -86,10 +84,28 @@ def test_two_blocks_write_one_output() -> None:
     assert any("data race" in f and "kernel.cu" in f for f in report.findings), report.text
 
 
+@criterion
 def test_two_distant_blocks_write_one_output() -> None:
-    """20 blocks, that is 640 fibers, apart. The thread sanitizer of g++ 13 was seen to have forgotten the first."""
-    version = re.search(r"(\d+)\.\d+\.\d+$", compiler()[1])
-    if version is None or int(version[1]) >= 13:
-        pytest.skip(f"{compiler()[1]}: its thread sanitizer does not remember that far back")
+    """20 blocks, that is 640 fibers, apart."""
     report = blocks_race(blocks.Config(21, rows=20))
+    assert any("data race" in f and "kernel.cu" in f for f in report.findings), report.text
+
+
+@criterion
+@pytest.mark.parametrize("writers", ["threadIdx.x == 0", "threadIdx.x == 31"])
+def test_barrier_does_not_order_two_blocks(writers: str) -> None:
+    assert_race_between_barriers(f"if ({writers}) y[64] = 1; __syncthreads();", blocks.Config(2, rows=3))
+
+
+@criterion
+@pytest.mark.parametrize("writers", ["threadIdx.x < 2", "threadIdx.x > 29", "threadIdx.x % 31 == 0"])
+def test_race_between_two_barriers(writers: str) -> None:
+    """Some threads reach the second barrier before others have left the first."""
+    assert_race_between_barriers(f"if ({writers}) y[0] = 1;", blocks.Config(1, rows=1))
+
+
+def assert_race_between_barriers(statement: str, config: blocks.Config) -> None:
+    lowered = lower(Program(blocks.__name__, config))
+    patch = replace(r"(\) \{\n)", rf"\1  __syncthreads();\n  {statement}\n  __syncthreads();\n")
+    report = sanitize.run(lowered, [torch.zeros(config.rows, 32, dtype=torch.int32)], "thread", patch=patch)
     assert any("data race" in f and "kernel.cu" in f for f in report.findings), report.text

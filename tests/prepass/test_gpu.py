@@ -12,6 +12,7 @@ from tests.gate_engine import Evidence
 from tests.launch import emulate
 from tests.prepass import cases as prepass_cases
 from tests.prepass.cases import OUTPUTS, SMALLEST, U, allowed
+from tests.prepass.test_values import extreme_gates, odd_vectors
 from tests.shapes import HEADS, POOLS
 from tests.verify.cases import Case, check, make
 from tests.verify.one_token import different
@@ -41,8 +42,6 @@ def pair(**options: Any) -> tuple[Case, prepass_cases.Case]:
 @pytest.mark.criterion("4.13")
 @pytest.mark.parametrize("name", ("random", "extreme gates", "odd vectors"))
 def test_emulator_and_gpu(name: str, evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.prepass.test_values import extreme_gates, odd_vectors
-
     def random(device: str) -> prepass_cases.Case:
         return prepass_cases.make(100, device=device)
 

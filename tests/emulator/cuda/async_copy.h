@@ -1,8 +1,7 @@
 // Copies that run beside the threads.
 // cp.async is executed at the wait: between issue and wait the destination holds NaN, so that a missing wait, or a
 // reader that was not yet done with the old contents, is seen in the numbers. The copies themselves are made here,
-// in code that the sanitizers see, by the thread that waits: in pieces of constant size, because TSan does not see the
-// library's memcpy and memset in a fiber.
+// in code that the sanitizers see, by the thread that waits.
 #pragma once
 #include "simt.h"
 
@@ -13,8 +12,6 @@ struct Copy {
   const unsigned char* source;  // nullptr: fill with zero
   int bytes;
 };
-
-inline constexpr unsigned char ZERO[16] = {};
 
 void issue_copy(const Copy& copy, int line);
 void commit_copies();
@@ -62,10 +59,10 @@ inline void cp_async_commit() { emu::commit_copies(); }
 template <int N> inline void cp_async_wait() {
   emu::Copy copy;
   while (emu::next_due_copy(N == 0 ? -1 : N, copy)) {
-    const unsigned char* source = copy.source ? copy.source : emu::ZERO;
-    if (copy.bytes == 16) memcpy(copy.target, source, 16);
-    else if (copy.bytes == 8) memcpy(copy.target, source, 8);
-    else memcpy(copy.target, source, 4);
+    if (!copy.source) memset(copy.target, 0, copy.bytes);
+    else if (copy.bytes == 16) memcpy(copy.target, copy.source, 16);
+    else if (copy.bytes == 8) memcpy(copy.target, copy.source, 8);
+    else memcpy(copy.target, copy.source, 4);
   }
 }
 
@@ -86,10 +83,8 @@ template <int N, bool READ = true> inline void tma_store_wait() {
   while (emu::next_due_bulk_store(N, store)) {
     bool same = true;
     for (int i = 0; i < store.bytes; i++) same &= store.source[i] == store.at_issue[i];
-    for (int i = 0; i < store.bytes; i += 16) {
-      if (same) memcpy(store.target + i, store.source + i, 16);
-      else memset(store.target + i, 0xff, 16);
-    }
+    if (same) memcpy(store.target, store.source, store.bytes);
+    else memset(store.target, 0xff, store.bytes);
     emu::finish_bulk_store(store);
   }
 }
