@@ -6,6 +6,7 @@ Nothing here reads a tensor, a device or the environment.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from kernels.runtime import Program
 from kernels.tile import TM
@@ -40,36 +41,20 @@ def plan(
 
     N, the pool size and all pitches are run-time arguments of every program: they never cause a compilation.
     """
+    shared: dict[str, Any] = {
+        "H": H, "HV": HV, "K": K, "V": V, "pool": pool, "raw_gates": raw_gates, "gate_dtype": gate_dtype,
+        "bias_dtype": bias_dtype, "l2norm": l2norm, "commit": commit,
+    }  # fmt: skip
     if lossless:  # rounding after every token makes the tokens a sequence: no chunk form has these bits
-        recurrent = RecurrentConfig(
-            H=H,
-            HV=HV,
-            pool=pool,
-            raw_gates=raw_gates,
-            gate_dtype=gate_dtype,
-            bias_dtype=bias_dtype,
-            l2norm=l2norm,
-            commit=commit,
-            K=K,
-            V=V,
-        )
-        return Program("kernels.verify.recurrent", recurrent)
+        return Program("kernels.verify.recurrent", RecurrentConfig(**shared))
+    # One block is one row tile of the tensor cores; only longer requests pay for carrying the fp32 state over.
+    blocks = max_tokens > TM
     config = Config(
-        H=H,
-        HV=HV,
-        pool=pool,
-        raw_gates=raw_gates,
-        gate_dtype=gate_dtype,
-        bias_dtype=bias_dtype,
-        l2norm=l2norm,
-        commit=commit,
-        # One block is one row tile of the tensor cores; only longer requests pay for carrying the fp32 state over.
-        blocks=max_tokens > TM,
+        **shared,
+        blocks=blocks,
         norms_given=norms_given,
-        K=K,
-        V=V,
         head_batch=head_batch,
         # Registers for what is carried; 4 CTAs beat 3 and 5 without it, at every N (specs/design/tuning.md).
-        blocks_per_sm=3 if max_tokens > TM else 4,
+        blocks_per_sm=3 if blocks else 4,
     )
     return Program("kernels.verify.chunk", config)

@@ -20,9 +20,9 @@ from typing import Any
 import tilelang.language as T
 
 from kernels import recurrent_steps as token
-from kernels import steps
 from kernels.recurrent_steps import CHUNK
 from kernels.tile import TM
+from kernels.verify import signature
 from kernels.verify.config import RecurrentConfig as Config
 
 PASS_CONFIGS: dict[str, Any] = {
@@ -39,21 +39,7 @@ def build(c: Config) -> Any:
     q, k, v, a, b, A_log, dt_bias, pool, state_indices, cu_seqlens, o, states, state_rows, scale, beta_scale;
     without `raw_gates` g, beta stand in place of a, b, A_log, dt_bias, and there is no beta_scale.
     """
-    NT, N, SLOTS, ROWS, STEPS = (T.dynamic(name) for name in ("NT", "N", "SLOTS", "ROWS", "STEPS"))
-    ldq, ldk, ldv, ldo, ldp, ldr, lds = (T.dynamic(f"ld{x}") for x in ("q", "k", "v", "o", "p", "r", "s"))
-    lda, ldb, la, lb = (T.dynamic(name) for name in ("lda", "ldb", "la", "lb"))
-    head = c.V * c.K
-
-    QT = T.StridedTensor((NT, c.H, c.K), (ldq, c.K, 1), "bfloat16")
-    KT = T.StridedTensor((NT, c.H, c.K), (ldk, c.K, 1), "bfloat16")
-    VT = T.StridedTensor((NT, c.HV, c.V), (ldv, c.V, 1), "bfloat16")
-    OT = T.StridedTensor((NT, c.HV, c.V), (ldo, c.V, 1), "bfloat16")
-    AT = T.StridedTensor((NT, c.HV), (lda, la), c.gate_dtype)
-    BT = T.StridedTensor((NT, c.HV), (ldb, lb), c.gate_dtype)
-    PoolT = T.StridedTensor((SLOTS, c.HV, c.V, c.K), (ldp, head, c.K, 1), c.pool)
-    StatesT = T.StridedTensor((ROWS, STEPS, c.HV, c.V, c.K), (ldr, lds, head, c.K, 1), c.pool)
-    IndexT, CuT, RowT = (T.Tensor((n,), "int32") for n in (N, N + 1, N))
-    AlogT, BiasT = T.Tensor((c.HV,), "float32"), T.Tensor((c.HV,), c.bias_dtype)
+    QT, KT, VT, OT, AT, BT, AlogT, BiasT, PoolT, StatesT, IndexT, CuT, RowT, _, _ = signature.types(c)
 
     if c.raw_gates:
 
@@ -84,12 +70,7 @@ def _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, states, state_r
     NT, N, SLOTS = q.shape[0], state_indices.shape[0], pool.shape[0]
     v_tiles = c.V // c.BV
     with T.Kernel(N * c.HV * v_tiles, threads=c.threads) as cta:
-        steps.assume_wide(q, 1)
-        steps.assume_wide(k, 1)
-        steps.assume_wide(v, 1)
-        steps.assume_wide(o, 1)
-        steps.assume_wide(pool, 1)
-        steps.assume_wide(states, 2)
+        signature.assume_wide(q, k, v, o, pool, states)
         T.annotate_min_blocks_per_sm(c.blocks_per_sm)
         tx = T.get_thread_binding()
         v0 = cta % v_tiles * c.BV
