@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import pytest
+
 from kernels import runtime
 from tests.emulator import EmulatedKernel, load
 
@@ -17,3 +19,16 @@ def emulated(program: runtime.Program) -> EmulatedKernel:
 def emulate(program: runtime.Program, *args: Any) -> None:
     """The CPU launcher of the suite: same program, same arguments as on a GPU."""
     emulated(program)(*args)
+
+
+def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[runtime.Program, tuple[Any, ...]]]:
+    """The launches that follow, program and arguments, as they happen; all of them run."""
+    launched: list[tuple[runtime.Program, tuple[Any, ...]]] = []
+    real = runtime.launch
+
+    def launch(program: runtime.Program, *args: Any) -> None:
+        launched.append((program, args))
+        real(program, *args)
+
+    monkeypatch.setattr(runtime, "launch", launch)
+    return launched

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.gate_engine import Evidence
-from tests.verify.cases import Case, check, make
+from tests.verify.cases import Case, check, make, padded
 from tests.verify.one_token import different
 
 BUFFERS = ("o", "states", "pool")
@@ -22,13 +22,6 @@ def plain(case: Case) -> Case:
 def tame(case: Case) -> Case:
     """Without the norm |k|^2 is about K and the recurrence explodes: bring k near unit length."""
     case.k.mul_(1 / 16)
-    return case
-
-
-def padded(case: Case) -> Case:
-    case.state_indices[1] = -1
-    for x in (case.q, case.k, case.v, case.a, case.b):
-        x[case.cu_seqlens[1] : case.cu_seqlens[2]] = torch.nan
     return case
 
 

@@ -14,6 +14,7 @@ from kernels.verify import plan as verify_plan
 from probes import toolchain
 from tests.emulator import sanitize
 from tests.gate_engine import Evidence
+from tests.machine_code import without_spills
 from tests.prepass.cases import make
 from tests.verify import cases
 
@@ -28,12 +29,8 @@ CONFIGS = (
 @pytest.mark.criterion("4.10")
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: Program("prepass", c).label)
 def test_machine_code(config: Config, evidence: Evidence) -> None:
-    lowered = runtime.lower(Program("kernels.prepass.program", config))
-    cubin = toolchain.cubin(lowered.source)
-    resources, instructions = toolchain.resources(cubin), toolchain.sass(cubin)
-    evidence.equal("spilled bytes", resources.spills, 0, "B")
-    evidence.equal("stack", resources.stack, 0, "B")
-    evidence.at_most("registers", resources.registers, 64, "per thread")  # eight CTAs of 128 threads on an SM
+    # 64 registers: eight CTAs of 128 threads on an SM
+    resources, instructions = without_spills(Program("kernels.prepass.program", config), 64, evidence)
     evidence.equal("shared memory and barriers", resources.static_shared + resources.barriers, 0)
     evidence.at_least("16-byte loads", instructions.of("LDG", "128"), 2 * config.K // 32)
     evidence.at_least("HMMA instructions", instructions.of("HMMA"), 4 * config.K // 32)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import runtime
 from tests.gate_engine import Evidence
+from tests.launch import watch
 from tests.prepass.cases import OUTPUTS, Case, check, make
 from tests.verify.one_token import different
 
@@ -109,15 +109,9 @@ def test_open_strides_of_single_elements(
     case.A_log, case.dt_bias = (x.as_strided((1,), (9,)) for x in (case.A_log, case.dt_bias))
     for buffer in case.outputs:
         buffer.view = buffer.view.as_strided((1, 1), (7, 7))
-    launched: list[torch.Tensor] = []
-    real = runtime.launch
-
-    def spy(program: runtime.Program, *args: torch.Tensor) -> None:
-        launched.extend(x for x in args if isinstance(x, torch.Tensor))
-        real(program, *args)
-
-    monkeypatch.setattr(runtime, "launch", spy)
+    launches = watch(monkeypatch)
     case.run()
+    launched = [x for _, args in launches for x in args if isinstance(x, torch.Tensor)]
     check(case, evidence)
     assert all(x.stride() == torch.empty(x.shape).stride() for x in launched[4:])
     assert launched[0].stride(0) % 8 == 0 and launched[0].data_ptr() == case.q.data_ptr()
@@ -152,15 +146,8 @@ def test_a_token_does_not_depend_on_its_place(device: torch.device, evidence: Ev
 def test_sizes_and_pitches_do_not_compile(
     device: torch.device, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launched: list[str] = []
-    real = runtime.launch
-
-    def spy(program: runtime.Program, *args: object) -> None:
-        launched.append(program.label)
-        real(program, *args)
-
-    monkeypatch.setattr(runtime, "launch", spy)
+    launched = watch(monkeypatch)
     for NT, pitched in ((1, False), (40, True), (17, False)):
         make(NT, pitched=pitched, device=device).run()
     assert len(launched) == 3
-    evidence.equal("programs for three sizes", len(set(launched)), 1)
+    evidence.equal("programs for three sizes", len({program.label for program, _ in launched}), 1)

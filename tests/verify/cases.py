@@ -198,6 +198,14 @@ def make(
     )
 
 
+def padded(case: Case) -> Case:
+    """Request 1 becomes padding whose inputs hold NaN."""
+    case.state_indices[1] = -1
+    for x in (case.q, case.k, case.v, case.a, case.b):
+        x[case.cu_seqlens[1] : case.cu_seqlens[2]] = torch.nan
+    return case
+
+
 def store_in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of CTAs stores states by bulk copies, which otherwise only large grids do."""
     plan = verify.api.plan

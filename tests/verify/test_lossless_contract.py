@@ -13,10 +13,10 @@ import torch
 from kernels import runtime, verify
 from kernels.runtime import Program
 from kernels.verify.config import RecurrentConfig
-from probes import toolchain
 from tests.emulator import sanitize
 from tests.gate_engine import Evidence
-from tests.launch import emulate
+from tests.launch import emulate, watch
+from tests.machine_code import without_spills
 from tests.verify import test_errors, test_gates_and_scales, test_values
 from tests.verify.cases import Case, check, make, relative_l2
 from tests.verify.one_token import different, one_token_calls
@@ -64,20 +64,15 @@ def test_as_in_the_default_mode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The test of the default mode on lossless cases: same inputs, same comparisons, same limits."""
-    launched: list[str] = []
-    real = runtime.launch
-
-    def spy(program: Program, *args: Any) -> None:
-        launched.append(program.module)
-        real(program, *args)
-
-    monkeypatch.setattr(runtime, "launch", spy)
+    launched = watch(monkeypatch)
     for module in (test_values, test_gates_and_scales):
         monkeypatch.setattr(module, "make", functools.partial(make, lossless=True))
     fixtures: dict[str, Any] = {"device": device, "evidence": evidence, "monkeypatch": monkeypatch}
     wanted = inspect.signature(test).parameters
     test(**arguments, **{name: fixture for name, fixture in fixtures.items() if name in wanted})
-    assert set(launched) <= {"kernels.verify.recurrent"}, "the case did not run the lossless program"
+    assert {program.module for program, _ in launched} <= {"kernels.verify.recurrent"}, (
+        "the case did not run the lossless program"
+    )
 
 
 @pytest.mark.criterion("3.32")
@@ -109,12 +104,8 @@ CONFIGS = (
 @pytest.mark.criterion("3.33")
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: Program("recurrent", c).label)
 def test_machine_code(config: RecurrentConfig, evidence: Evidence) -> None:
-    lowered = runtime.lower(Program("kernels.verify.recurrent", config))
-    cubin = toolchain.cubin(lowered.source)
-    resources, instructions = toolchain.resources(cubin), toolchain.sass(cubin)
-    evidence.equal("spilled bytes", resources.spills, 0, "B")
-    evidence.equal("stack", resources.stack, 0, "B")
-    evidence.at_most("registers", resources.registers, 96, "per thread")  # five CTAs of 128 threads on an SM
+    # 96 registers: five CTAs of 128 threads on an SM
+    _, instructions = without_spills(Program("kernels.verify.recurrent", config), 96, evidence)
     vectors = config.K * config.rows // config.lanes * {"float32": 4}.get(config.pool, 2) // 16  # of a lane's state
     evidence.at_least("16-byte loads from global memory", instructions.of("LDG", "128"), vectors)
     evidence.at_least("16-byte stores to global memory", instructions.of("STG", "128"), vectors * (1 + config.commit))

@@ -15,7 +15,7 @@ from kernels import runtime
 from reference import mutants
 from tests.emulator import load
 from tests.gate_engine import Evidence
-from tests.verify.cases import Case, check, make
+from tests.verify.cases import Case, check, make, padded
 
 
 def as_public(function: Callable[..., None]) -> Callable[..., None]:
@@ -32,13 +32,6 @@ def as_public(function: Callable[..., None]) -> Callable[..., None]:
         )  # fmt: skip
 
     return run
-
-
-def padded(case: Case) -> Case:
-    case.state_indices[1] = -1
-    for x in (case.q, case.k, case.v, case.a, case.b):
-        x[case.cu_seqlens[1] : case.cu_seqlens[2]] = torch.nan
-    return case
 
 
 def extreme(case: Case) -> Case:

@@ -10,9 +10,9 @@ import torch
 from kernels import runtime
 from kernels.runtime import Program
 from kernels.verify.chunk import Config
-from probes import toolchain
 from tests.emulator import sanitize
 from tests.gate_engine import Evidence
+from tests.machine_code import without_spills
 from tests.verify.cases import make, store_in_bulk
 
 #: every path through the program: operand parts, blocks, commit, gates, norms, V tiles
@@ -35,12 +35,8 @@ VARIANTS = (
 @pytest.mark.criterion("3.21")
 @pytest.mark.parametrize("config", VARIANTS, ids=lambda c: Program("chunk", c).label)
 def test_machine_code(config: Config, evidence: Evidence) -> None:
-    lowered = runtime.lower(Program("kernels.verify.chunk", config))
-    cubin = toolchain.cubin(lowered.source)
-    resources, instructions = toolchain.resources(cubin), toolchain.sass(cubin)
-    evidence.equal("spilled bytes", resources.spills, 0, "B")
-    evidence.equal("stack", resources.stack, 0, "B")
-    evidence.at_most("registers", resources.registers, 65536 // 128 // config.blocks_per_sm // 8 * 8, "per thread")
+    registers = 65536 // 128 // config.blocks_per_sm // 8 * 8
+    _, instructions = without_spills(Program("kernels.verify.chunk", config), registers, evidence)
     evidence.at_least("HMMA instructions", instructions.of("HMMA"), 16)
     evidence.at_least("16-byte asynchronous loads", instructions.of("LDGSTS", "128"), 9)
     evidence.at_least("16-byte stores", instructions.of("STG", "128"), 4)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import runtime
 from kernels.verify import contract
 from tests.gate_engine import Evidence
+from tests.launch import watch
 from tests.verify.cases import check, make
 
 pytestmark = pytest.mark.usefixtures("emulator")
@@ -144,15 +144,9 @@ def test_open_strides_of_single_elements(
     for name in ("state_indices", "A_log", "dt_bias"):
         setattr(case, name, getattr(case, name).as_strided((1,), (9,)))
     case.rows = case.rows[:1].as_strided((1,), (9,))
-    launched: list[torch.Tensor] = []
-    real = runtime.launch
-
-    def spy(program: runtime.Program, *args: torch.Tensor) -> None:
-        launched.extend(x for x in args if isinstance(x, torch.Tensor))
-        real(program, *args)
-
-    monkeypatch.setattr(runtime, "launch", spy)
+    launches = watch(monkeypatch)
     case.run()
+    launched = [x for _, args in launches for x in args if isinstance(x, torch.Tensor)]
     check(case, evidence)
     for x in launched:
         outer = {2: 2, 5: 2, 1: 0}.get(x.dim(), 1)
@@ -226,14 +220,7 @@ def test_sizes_and_pitches_do_not_compile(
     short: bool, device: torch.device, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The programs that calls of many sizes launch are one program."""
-    launched: list[str] = []
-    real = runtime.launch
-
-    def spy(program: runtime.Program, *args: object) -> None:
-        launched.append(program.label)
-        real(program, *args)
-
-    monkeypatch.setattr(runtime, "launch", spy)
+    launched = watch(monkeypatch)
     for N, T, slots, steps, pitched in (
         ((1, 1, 3, 1, False), (5, 12, 9, 16, True), (2, 16, 40, 16, False))
         if short
@@ -247,4 +234,4 @@ def test_sizes_and_pitches_do_not_compile(
         case.run()
         check(case, evidence)
     assert len(launched) == 3
-    evidence.equal("programs for three sizes", len(set(launched)), 1)
+    evidence.equal("programs for three sizes", len({program.label for program, _ in launched}), 1)
