@@ -113,6 +113,12 @@ def gate1(session: nox.Session) -> None:
 
 
 @in_env("gates")
+def decode(session: nox.Session) -> None:
+    """Gate 2: the decode programs against the reference, on the emulator or the GPU."""
+    run_pytest(session, "--gate", "2")
+
+
+@in_env("gates")
 def verify(session: nox.Session) -> None:
     """Gate 3: the verify programs against the reference, on the emulator or the GPU."""
     run_pytest(session, "--gate", "3")

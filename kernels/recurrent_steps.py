@@ -91,15 +91,13 @@ def widen(state, S, rows: int, chunks: int):
 
 
 @T.macro
-def apply_token(state, key, query, v, decay, beta, kq, o, rows: int, chunks: int, lanes: int):
-    """One token: `state` (pool dtype) becomes the next state as stored, o[r] (fp32) the output of row r.
+def advance(S, key, query, v, decay, beta, kq, o, rows: int, chunks: int, lanes: int):
+    """One token: the fp32 state S becomes the next state, not rounded; o[r] (fp32) is the output of row r.
 
     key, query: k_n, q_n, [chunks, 8]; v[r]: of the rows of this lane; decay = exp(g); kq = k_n . q_n.
     """
-    S = T.alloc_local((rows, chunks, CHUNK), "float32")
     products = T.alloc_local((2 * rows,), "float32")  # S k_n of the rows, then S q_n
     u = T.alloc_local((rows,), "float32")
-    widen(state, S, rows, chunks)
     dot_chunks(S, key, products, 0, rows, chunks)
     dot_chunks(S, query, products, rows, rows, chunks)
     sum_lanes(products, 2 * rows, lanes)
@@ -109,8 +107,33 @@ def apply_token(state, key, query, v, decay, beta, kq, o, rows: int, chunks: int
         for j in T.unroll(chunks):
             for e in T.unroll(CHUNK):
                 S[r, j, e] = T.ieee_fmaf(u[r], key[j, e], T.ieee_mul(decay, S[r, j, e]))
+
+
+@T.macro
+def narrow(S, state, rows: int, chunks: int):
+    """state = S, rounded to the pool's dtype."""
+    for r in T.unroll(rows):
+        for j in T.unroll(chunks):
             for e in T.vectorized(CHUNK):
                 state[r, j, e] = T.cast(S[r, j, e], state.dtype)
+
+
+@T.macro
+def load_rows(x, index, row, col, state, rows: int, chunks: int, lanes: int):
+    """state = this lane's part of x[index], a state [V, K]: from row `row` on every (32 / lanes)-th."""
+    for r in T.unroll(rows):
+        for j in T.unroll(chunks):
+            for e in T.vectorized(CHUNK):
+                state[r, j, e] = x[(*index, row + r * (32 // lanes), (j * lanes + col) * CHUNK + e)]
+
+
+@T.macro
+def store_rows(state, x, index, row, col, rows: int, chunks: int, lanes: int):
+    """x[index] = state; the inverse of `load_rows`."""
+    for r in T.unroll(rows):
+        for j in T.unroll(chunks):
+            for e in T.vectorized(CHUNK):
+                x[(*index, row + r * (32 // lanes), (j * lanes + col) * CHUNK + e)] = state[r, j, e]
 
 
 @T.macro

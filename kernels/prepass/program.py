@@ -49,6 +49,8 @@ def build(c: Config) -> Any:
             steps.assume_wide(q, 1)
             steps.assume_wide(k, 1)
             tx = T.get_thread_binding()
+            T.pdl_sync()
+            T.pdl_trigger()
             warp = cta * warps + tx // 32
             t0, head = warp // c.H * TOKENS, warp % c.H
             _gates(c, a, b, A_log, dt_bias, g, beta, beta_scale, t0, head, NT, tx % 32)

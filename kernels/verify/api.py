@@ -167,7 +167,7 @@ def fused_recurrent_gdr_verify_gated_fwd(
     )
     contract.check_head_batch(head_batch, q, v, lossless)
     gates = checks.raw_gates(a, b, A_log, dt_bias, v.shape[:2], v)
-    if _nothing_to_do(q, state_indices, o):
+    if _nothing_to_do(q, ssm_states, state_indices, o):
         return
     if checks.computes_reference(q):
         reference.pool.verify_gated_fwd(
@@ -215,7 +215,7 @@ def fused_recurrent_gdr_verify_fwd(
     contract.check_head_batch(head_batch, q, v, lossless)
     contract.check_activated_gates(g, beta, v)
     norms = contract.check_norms(q_inv_norm, k_inv_norm, q, use_qk_l2norm_in_kernel, lossless)
-    if _nothing_to_do(q, state_indices, o):
+    if _nothing_to_do(q, ssm_states, state_indices, o):
         return
     if checks.computes_reference(q):
         l2norm = use_qk_l2norm_in_kernel and not norms
@@ -255,11 +255,12 @@ def _scale(scale: float | None, q: Tensor) -> float:
     return float(q.shape[-1] ** -0.5 if scale is None else scale)
 
 
-def _nothing_to_do(q: Tensor, state_indices: Tensor, o: Tensor) -> bool:
-    """No tokens or no requests; without requests the output is still zero."""
-    if q.shape[0] and not state_indices.shape[0]:
-        o.zero_()
-    return not q.shape[0] or not state_indices.shape[0]
+def _nothing_to_do(q: Tensor, ssm_states: Tensor, state_indices: Tensor, o: Tensor) -> bool:
+    """No tokens, no requests, or no slot that one could name: the output is zero."""
+    if q.shape[0] and state_indices.shape[0] and ssm_states.shape[0]:
+        return False
+    o.zero_()
+    return True
 
 
 def _reference_options(

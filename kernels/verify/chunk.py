@@ -98,6 +98,7 @@ def _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, states, state_r
         signature.assume_wide(q, k, v, o, pool, states)
         T.annotate_min_blocks_per_sm(c.blocks_per_sm)
         tx = T.get_thread_binding()
+        T.pdl_sync()
         v0 = cta % (c.V // height) * height
         h0 = cta // (c.V // height) % (c.HV // c.head_batch) * c.head_batch
         n = cta // (c.HV // c.head_batch * (c.V // height))
@@ -188,6 +189,7 @@ def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale
             rows.share_rows(c, S, carried_s, warp, lane)
         else:
             rows.stage_state(c, pool, slot, h0, v0, stage, pitch, tx)
+        T.pdl_trigger()
         T.ptx_wait_group(0 if c.blocks else 1)
         T.sync_threads()
         if warp == 2:

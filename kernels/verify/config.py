@@ -57,3 +57,27 @@ class RecurrentConfig:
     def rows(self) -> int:
         """State rows that a lane holds a part of."""
         return self.BV * self.lanes // self.threads
+
+
+@dataclasses.dataclass(frozen=True)
+class ShortConfig:
+    """Of the program for short requests, which takes the same arguments; any number of tokens."""
+
+    H: int
+    HV: int
+    pool: str = "bfloat16"
+    raw_gates: bool = True
+    gate_dtype: str = "bfloat16"
+    bias_dtype: str = "float32"
+    l2norm: bool = True
+    commit: bool = False
+    K: int = 128
+    V: int = 128
+    tokens: int = 2  # loaded at once
+    lossless: bool = False
+    lanes: int = 8  # that share a state row: 4, 8 or 16
+    rows: int = 4  # of the state that a lane holds a part of
+    few_rows: int = 2  # the same while requests are few
+    few_up_to: int = 2048  # warps of `few_rows`
+    threads: int = 32
+    blocks_per_sm: int = 16  # caps registers at 128

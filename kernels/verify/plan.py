@@ -10,11 +10,14 @@ from typing import Any
 
 from kernels.runtime import Program
 from kernels.tile import TM
-from kernels.verify.config import Config, RecurrentConfig
+from kernels.verify.config import Config, RecurrentConfig, ShortConfig
 
 #: state shapes that the programs are built and tested for
 SUPPORTED_K = (128,)
 SUPPORTED_V = (64, 128, 256)
+
+#: tokens of the longest request that the program for short requests takes
+SHORT = 2
 
 
 @functools.cache
@@ -45,6 +48,9 @@ def plan(
         "H": H, "HV": HV, "K": K, "V": V, "pool": pool, "raw_gates": raw_gates, "gate_dtype": gate_dtype,
         "bias_dtype": bias_dtype, "l2norm": l2norm, "commit": commit,
     }  # fmt: skip
+    if max_tokens <= SHORT and head_batch == 1 and not norms_given:
+        # Products of 16 token rows do not pay for so few tokens.
+        return Program("kernels.verify.short", _short(shared, max(max_tokens, 1), lossless))
     if lossless:  # rounding after every token makes the tokens a sequence: no chunk form has these bits
         return Program("kernels.verify.recurrent", RecurrentConfig(**shared))
     # One block is one row tile of the tensor cores; only longer requests pay for carrying the fp32 state over.
@@ -58,3 +64,13 @@ def plan(
         blocks_per_sm=3 if blocks else 4,
     )
     return Program("kernels.verify.chunk", config)
+
+
+def _short(shared: dict[str, Any], tokens: int, lossless: bool) -> ShortConfig:
+    """Two tokens cost registers: 168 instead of 128. Measured for every row: specs/design/tuning.md."""
+    tile: dict[str, Any] = {"blocks_per_sm": 16 if tokens == 1 else 12}
+    if shared["pool"] == "float32":  # half the rows are as many bytes, but two tokens want 8 rows at any N
+        tile |= {"rows": 2, "few_rows": tokens}
+    else:
+        tile |= {"threads": 64, "blocks_per_sm": tile["blocks_per_sm"] // 2, "few_up_to": 2048 if tokens == 1 else 512}
+    return ShortConfig(**shared, tokens=tokens, lossless=lossless, **tile)

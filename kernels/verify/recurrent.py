@@ -73,6 +73,7 @@ def _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, states, state_r
         signature.assume_wide(q, k, v, o, pool, states)
         T.annotate_min_blocks_per_sm(c.blocks_per_sm)
         tx = T.get_thread_binding()
+        T.pdl_sync()
         v0 = cta % v_tiles * c.BV
         h = cta // v_tiles % c.HV
         n = cta // (v_tiles * c.HV)
@@ -101,6 +102,7 @@ def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale
     """All tokens of one request for BV rows of one value head."""
     rows, chunks = c.rows, c.K // CHUNK // c.lanes
     state = T.alloc_local((rows, chunks, CHUNK), c.pool)
+    S = T.alloc_local((rows, chunks, CHUNK), "float32")
     key = T.alloc_local((chunks, CHUNK), "float32")
     query = T.alloc_local((chunks, CHUNK), "float32")
     v_t = T.alloc_local((rows,), "float32")
@@ -117,10 +119,8 @@ def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale
     col = lane % c.lanes
 
     if length > 0:
-        for r in T.unroll(rows):
-            for j in T.unroll(chunks):
-                for e in T.vectorized(CHUNK):
-                    state[r, j, e] = pool[slot, h, v0 + i0 + r * (32 // c.lanes), (j * c.lanes + col) * CHUNK + e]
+        token.load_rows(pool, (slot, h), v0 + i0, col, state, rows, chunks, c.lanes)
+    T.pdl_trigger()
     for block in T.serial(T.ceildiv(length, TM)):
         t0 = start + block * TM
         L = T.min(length - block * TM, TM)
@@ -133,24 +133,18 @@ def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale
             token.load_vector(Q_s, t, col, query, chunks, c.lanes)
             for r in T.unroll(rows):
                 v_t[r] = T.cast(V_s[t, i0 + r * (32 // c.lanes)], "float32")
-            token.apply_token(
-                state, key, query, v_t, coef_s[t, DECAY], coef_s[t, BETA], coef_s[t, KQ], o_t, rows, chunks, c.lanes
+            token.widen(state, S, rows, chunks)
+            token.advance(
+                S, key, query, v_t, coef_s[t, DECAY], coef_s[t, BETA], coef_s[t, KQ], o_t, rows, chunks, c.lanes
             )
+            token.narrow(S, state, rows, chunks)
             for r in T.unroll(rows):
                 if col == r:
                     o[t0 + t, h, v0 + i0 + r * (32 // c.lanes)] = T.cast(o_t[r], "bfloat16")
             if block * TM + t < stored:
-                for r in T.unroll(rows):
-                    for j in T.unroll(chunks):
-                        for e in T.vectorized(CHUNK):
-                            states[
-                                row, block * TM + t, h, v0 + i0 + r * (32 // c.lanes), (j * c.lanes + col) * CHUNK + e
-                            ] = state[r, j, e]
+                token.store_rows(state, states, (row, block * TM + t, h), v0 + i0, col, rows, chunks, c.lanes)
     if c.commit and length > 0:
-        for r in T.unroll(rows):
-            for j in T.unroll(chunks):
-                for e in T.vectorized(CHUNK):
-                    pool[slot, h, v0 + i0 + r * (32 // c.lanes), (j * c.lanes + col) * CHUNK + e] = state[r, j, e]
+        token.store_rows(state, pool, (slot, h), v0 + i0, col, rows, chunks, c.lanes)
 
 
 @T.macro

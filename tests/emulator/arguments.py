@@ -30,7 +30,13 @@ _LIMITS = (2**31 - 1, 65535, 65535, 1024, 1024, 64)
 #: names that may occur in the printed form of a symbolic expression
 _NAMES = {
     "T": SimpleNamespace(
-        min=min, max=max, int32=int, int64=int, Cast=lambda dtype, value: value, ceildiv=lambda a, b: -(-a // b)
+        min=min,
+        max=max,
+        int32=int,
+        int64=int,
+        Cast=lambda dtype, value: value,
+        ceildiv=lambda a, b: -(-a // b),
+        if_then_else=lambda condition, then, otherwise: then if condition else otherwise,
     ),
     "__builtins__": {},
 }

@@ -70,6 +70,9 @@ inline void __syncthreads(int line = __builtin_LINE()) { emu::block_barrier(0, 0
 inline void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE()) {
   emu::warp_barrier(mask, {"__syncwarp", line});
 }
+// One launch is one grid here: nothing runs before it or beside it.
+inline void cudaGridDependencySynchronize() {}
+inline void cudaTriggerProgrammaticLaunchCompletion() {}
 inline void __threadfence_block() {}
 inline void __threadfence() {}
 

@@ -1,0 +1,130 @@
+"""Verify with per-token states for requests of one or two tokens: the recurrence, in the registers of warps that work alone.
+
+    d = e^g;  u = beta (v - d S k);  o = d S q + u (k . q);  S = d S + u k^T        stored for every token
+
+A short request is all latency (few requests) or all state traffic (many): nothing is worth sharing. Each warp owns
+`BV` / warps rows of one value head of one request, loads and normalises q and k itself, and holds its rows in
+registers, `lanes` neighbouring lanes a row; there is no shared memory and no barrier. Loads are issued in the order
+in which they are needed: a load returns after those that the SM issued before it, and only the states come from DRAM.
+
+The arithmetic is that of kernels/recurrent_steps.py, so one token has the bits of a decode call. Over several tokens
+the state stays fp32 and only its stored copies are rounded; with `lossless` each token starts from the stored copy.
+"""
+
+# mypy: disable-error-code="no-untyped-def, valid-type"
+from typing import Any
+
+import tilelang.language as T
+
+from kernels import lone_warps
+from kernels import recurrent_steps as token
+from kernels.recurrent_steps import CHUNK
+from kernels.verify import signature
+from kernels.verify.config import ShortConfig as Config
+
+PASS_CONFIGS: dict[str, Any] = {
+    "tl.disable_warp_specialized": True,  # every thread has one role
+    "tl.disable_safe_memory_legalize": True,  # every index below is guarded where it is formed
+}
+
+
+def build(c: Config) -> Any:
+    """The program's parameters, in order:
+
+    q, k, v, a, b, A_log, dt_bias, pool, state_indices, cu_seqlens, o, states, state_rows, scale, beta_scale;
+    without `raw_gates` g, beta stand in place of a, b, A_log, dt_bias, and there is no beta_scale.
+    """
+    QT, KT, VT, OT, AT, BT, AlogT, BiasT, PoolT, StatesT, IndexT, CuT, RowT, _, _ = signature.types(c)
+
+    if c.raw_gates:
+
+        @T.prim_func
+        def verify_short_raw(
+            q: QT, k: KT, v: VT, a: AT, b: BT, A_log: AlogT, dt_bias: BiasT,
+            pool: PoolT, state_indices: IndexT, cu_seqlens: CuT, o: OT, states: StatesT, state_rows: RowT,
+            scale: T.float32, beta_scale: T.float32,
+        ):  # fmt: skip
+            gates = (a, b, A_log, dt_bias, beta_scale)
+            _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, states, state_rows, scale)
+
+        return verify_short_raw
+
+    @T.prim_func
+    def verify_short(
+        q: QT, k: KT, v: VT, g: AT, beta: BT,
+        pool: PoolT, state_indices: IndexT, cu_seqlens: CuT, o: OT, states: StatesT, state_rows: RowT,
+        scale: T.float32,
+    ):  # fmt: skip
+        _body(c, q, k, v, (g, beta), pool, state_indices, cu_seqlens, o, states, state_rows, scale)
+
+    return verify_short
+
+
+@T.macro
+def _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, states, state_rows, scale):
+    NT, N = q.shape[0], state_indices.shape[0]
+    qkv = lone_warps.separate(q, k, v)
+    with T.Kernel(lone_warps.grid(c, N), threads=c.threads) as cta:
+        signature.assume_wide(q, k, v, o, pool, states)
+        T.annotate_min_blocks_per_sm(c.blocks_per_sm)
+        tx = T.get_thread_binding()
+        T.pdl_sync()
+        if lone_warps.is_small(c, N):
+            _rows(c, c.few_rows, cta, tx, qkv, gates, pool, state_indices, cu_seqlens, o, states, state_rows, scale, NT)
+        else:
+            _rows(c, c.rows, cta, tx, qkv, gates, pool, state_indices, cu_seqlens, o, states, state_rows, scale, NT)
+
+
+@T.macro
+def _rows(c, rows: int, cta, tx, qkv, gates, pool, state_indices, cu_seqlens, o, states, state_rows, scale, NT):
+    """All tokens of one request for the rows of this lane; missing tokens load others and keep nothing of them."""
+    N, SLOTS, chunks = state_indices.shape[0], pool.shape[0], c.K // CHUNK // c.lanes
+    q, k, v = qkv
+    n, h, row, col = lone_warps.place(c, rows, cta, tx)
+    buffers = [lone_warps.token_buffers(c, chunks) for _ in range(c.tokens)]
+    raw_v = [T.alloc_local((rows,), "bfloat16") for _ in range(c.tokens)]
+    v_t = T.alloc_local((rows,), "float32")
+    o_t = T.alloc_local((rows,), "float32")
+    state = T.alloc_local((rows, chunks, CHUNK), c.pool)
+    S = T.alloc_local((rows, chunks, CHUNK), "float32")
+    slot = T.alloc_var("int32")
+    start = T.alloc_var("int32")
+    length = T.alloc_var("int32")
+    kept = T.alloc_var("int32")
+    stored = T.alloc_var("int32")  # tokens whose state is kept
+    unused = T.alloc_var("int32")
+    slot = state_indices[n]
+    start = T.max(cu_seqlens[n], 0)
+    length = T.min(cu_seqlens[n + 1], NT) - start
+    kept = state_rows[n]
+    unused = T.max(cu_seqlens[N], 0) + n
+    present = slot >= 0 and slot < SLOTS
+    stored = T.if_then_else(present and kept >= 0 and kept < states.shape[0], T.min(length, states.shape[1]), 0)
+    for i in tuple(range(c.tokens)):
+        t = T.max(T.min(start + i, NT - 1), 0)
+        lone_warps.load_token(c, q, k, gates, buffers[i][0], t, h, col, chunks)
+        lone_warps.load_values(c, v, raw_v[i], t, h, row, rows)
+    token.load_rows(pool, (T.max(T.min(slot, SLOTS - 1), 0), h), row, col, state, rows, chunks, c.lanes)
+    T.pdl_trigger()
+    for i in tuple(range(c.tokens)):
+        lone_warps.prepare_token(c, gates, *buffers[i], scale, chunks)
+    token.widen(state, S, rows, chunks)
+    for i in tuple(range(c.tokens)):
+        key, query, coef, kq = buffers[i][1]
+        if i > 0 and c.lossless:
+            token.widen(state, S, rows, chunks)
+        for r in T.unroll(rows):
+            v_t[r] = T.cast(raw_v[i][r], "float32")
+        token.advance(S, key, query, v_t, coef[0, 0], coef[0, 1], kq[0], o_t, rows, chunks, c.lanes)
+        token.narrow(S, state, rows, chunks)
+        if i < stored:
+            token.store_rows(state, states, (kept, i, h), row, col, rows, chunks, c.lanes)
+        if i < length:
+            lone_warps.store_outputs(c, o_t, present, o, start + i, h, row, col, rows)
+        if c.commit:
+            if present and length == i + 1:
+                token.store_rows(state, pool, (slot, h), row, col, rows, chunks, c.lanes)
+    # Rows of o that belong to no request are zero: request n clears every N-th of them.
+    while unused < NT:
+        lone_warps.clear_outputs(c, o, unused, h, row, col, rows)
+        unused = unused + N
