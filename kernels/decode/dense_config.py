@@ -24,10 +24,12 @@ class Config:
     v_first: bool = False  # states are [V, K], else [K, V]
     K: int = 128
     V: int = 128
-    BV: int = 8  # state columns of a warp: 8, 16 or 32
+    BV: int = 16  # state columns of a warp: 8 or 16
+    few_BV: int = 8  # the same while requests are few
+    few_up_to: int = 2048  # warps of `few_BV`
     warps: int = 4  # of a CTA; head_batch divides them
     head_batch: int = 1  # value heads of one key head that share a CTA: 1, 2 or 4
-    blocks_per_sm: int = 6  # at least as many fit: caps registers
+    blocks_per_sm: int = 4  # at least as many fit: caps registers
 
     @property
     def groups(self) -> int:

@@ -41,11 +41,6 @@ def plan(
         v_first=v_first,
         K=K,
         V=V,
-        # 4 KiB of state a warp: 32 registers a lane leave room for the token that is prefetched, without spills,
-        # at 24 warps an SM, so 96 KiB of state are under way there.
-        BV=8,
-        warps=4,
-        blocks_per_sm=6,
         # L1 serves k and q of a token to all warps that want them; a CTA need not be of one key head for that.
         head_batch=head_batch or 1,
     )

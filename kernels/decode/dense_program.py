@@ -19,10 +19,13 @@ state.
 
 `head_batch` heads of one key head lie in the warps of one CTA: what they share is L1, which then serves k and q.
 
-Registers: at most 80; of these 32 of state at BV = 8.
+While requests are few, a warp owns `few_BV` columns, so that there are enough warps; both tiles are in one program.
+
+Registers: at most 128; of these 64 of state at BV = 16.
 """
 
 # mypy: disable-error-code="no-untyped-def, valid-type"
+import dataclasses
 from typing import Any
 
 import tilelang.language as T
@@ -88,30 +91,42 @@ def _types(c: Config) -> tuple[Any, ...]:
 
 @T.macro
 def _body(c, q, k, v, g, beta, o, before, after, lengths, scale):
-    B, NT = q.shape[0], q.shape[1]
-    packed = c.lengths == "cu_seqlens"
-    N = lengths.shape[0] - 1 if packed else B
-    with T.Kernel(N * (c.HV // c.head_batch) * c.tiles, threads=32 * c.warps) as cta:
+    N = lengths.shape[0] - 1 if c.lengths == "cu_seqlens" else q.shape[0]
+    few = dataclasses.replace(c, BV=c.few_BV)
+    is_small = N * few.HV * (few.V // few.BV) <= c.few_up_to
+    heads = c.HV // c.head_batch
+    with T.Kernel(N * heads * T.if_then_else(is_small, few.tiles, c.tiles), threads=32 * c.warps) as cta:
         _assume_wide(c, q, k, v, o, before, after)
         T.annotate_min_blocks_per_sm(c.blocks_per_sm)
         tx = T.get_thread_binding()
         T.pdl_sync()
-        warp, lane = tx // 32, tx % 32
-        h = cta // c.tiles % (c.HV // c.head_batch) * c.head_batch + warp % c.head_batch
-        v0 = (cta % c.tiles * (c.warps // c.head_batch) + warp // c.head_batch) * c.BV
-        n = cta // (c.HV // c.head_batch * c.tiles)
-        row = 0 if packed else n
-        start = T.alloc_var("int32")
-        length = T.alloc_var("int32")
-        start = 0
-        length = NT
-        if c.lengths == "seqlens":
-            length = T.max(T.min(lengths[n], NT), 0)
-        if packed:
-            start = T.cast(T.min(T.max(lengths[n], 0), NT), "int32")
-            length = T.cast(T.min(T.max(lengths[n + 1], 0), NT), "int32") - start
-        _request(c, q, k, v, g, beta, o, before, after, n, row, start, length, scale, h, v0, lane)
-        _clear_rest(c, o, lengths, n, row, length, h, v0, lane)
+        if is_small:
+            _tile(few, cta, tx, q, k, v, g, beta, o, before, after, lengths, scale)
+        else:
+            _tile(c, cta, tx, q, k, v, g, beta, o, before, after, lengths, scale)
+
+
+@T.macro
+def _tile(c, cta, tx, q, k, v, g, beta, o, before, after, lengths, scale):
+    """What this warp does: one request, one head, BV columns."""
+    NT = q.shape[1]
+    packed = c.lengths == "cu_seqlens"
+    warp, lane = tx // 32, tx % 32
+    h = cta // c.tiles % (c.HV // c.head_batch) * c.head_batch + warp % c.head_batch
+    v0 = (cta % c.tiles * (c.warps // c.head_batch) + warp // c.head_batch) * c.BV
+    n = cta // (c.HV // c.head_batch * c.tiles)
+    row = 0 if packed else n
+    start = T.alloc_var("int32")
+    length = T.alloc_var("int32")
+    start = 0
+    length = NT
+    if c.lengths == "seqlens":
+        length = T.max(T.min(lengths[n], NT), 0)
+    if packed:
+        start = T.cast(T.min(T.max(lengths[n], 0), NT), "int32")
+        length = T.cast(T.min(T.max(lengths[n + 1], 0), NT), "int32") - start
+    _request(c, q, k, v, g, beta, o, before, after, n, row, start, length, scale, h, v0, lane)
+    _clear_rest(c, o, lengths, n, row, length, h, v0, lane)
 
 
 @T.macro

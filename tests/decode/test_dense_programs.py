@@ -40,13 +40,14 @@ VARIANTS = (
 def test_machine_code(config: Config, evidence: Evidence) -> None:
     registers = 65536 // (32 * config.warps) // config.blocks_per_sm // 8 * 8
     resources, instructions = without_spills(Program(MODULE, config), registers, evidence)
-    vectors = config.rows  # a lane's part of the state, 16 bytes at a time
+    few = dataclasses.replace(config, BV=config.few_BV)
+    vectors = config.rows + few.rows  # a lane's part of the state in both tiles, 16 bytes at a time
     evidence.at_least("16-byte loads", instructions.of("LDG", "128"), vectors if config.has_initial else 2)
     evidence.equal("16-byte stores, less those of a state", instructions.of("STG", "128") - vectors, 0)
     evidence.equal("barriers", resources.barriers + instructions.of("BAR"), 0)
     evidence.equal("shared memory", resources.static_shared, 0, "B")
     # a row of a column is two products, a decay and a rank-one update
-    evidence.at_least("fused multiply-adds a state element", instructions.of("FFMA") / (4 * config.rows), 2.75)
+    evidence.at_least("fused multiply-adds a state element", instructions.of("FFMA") / (4 * vectors), 2.75)
 
 
 @pytest.mark.criterion("2.30")
@@ -66,35 +67,34 @@ def test_sizes_and_pitches_do_not_compile(
 @pytest.mark.parametrize("V", (64, 128, 256))
 @pytest.mark.parametrize("head_batch", (None, 1, 2, 4))
 def test_plan(V: int, head_batch: int | None, evidence: Evidence) -> None:
-    """One tile for every shape: 4 KiB of state a warp, four warps a CTA, 24 warps an SM."""
+    """Two tiles for every shape, of 8 KiB of state a warp and of 4 KiB while requests are few; four warps a CTA."""
     program = plan(
         H=4, HV=16, K=128, V=V, dtype="bfloat16", l2norm=True, has_initial=True, stores_final=True, lengths="all",
         index="int32", v_first=False, head_batch=head_batch,
     )  # fmt: skip
     config = program.config
     evidence.equal("program", program.module, MODULE)
-    found = (config.BV, config.warps, config.blocks_per_sm, config.head_batch)
-    evidence.equal("tile", found, (8, 4, 6, head_batch or 1))
-    evidence.equal(
-        "columns of all CTAs of the heads they share", config.tiles * config.BV * config.warps, V * config.head_batch
-    )
+    found = (config.BV, config.few_BV, config.warps, config.blocks_per_sm, config.head_batch)
+    evidence.equal("tiles", found, (16, 8, 4, 4, head_batch or 1))
+    for tile in (config, dataclasses.replace(config, BV=config.few_BV)):
+        columns = tile.tiles * tile.BV * tile.warps
+        evidence.equal("columns of all CTAs of the heads they share", columns, V * config.head_batch)
 
 
-@pytest.mark.criterion("2.30")
-@pytest.mark.parametrize("tile", ({"BV": 16, "warps": 1}, {"BV": 32, "warps": 2}), ids=str)
-def test_other_tiles_are_right(
-    tile: dict[str, int], device: torch.device, emulator: None, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the plan could pick: more columns a warp, other CTAs."""
-
-    def planned(**facts: Any) -> Program:
-        program = plan(**facts)
-        return dataclasses.replace(program, config=dataclasses.replace(program.config, **tile, blocks_per_sm=2))
-
-    monkeypatch.setattr(dense, "plan", planned)
-    case = make(2, 3, H=1, HV=2, V=64, seqlens=(3, 1), state_v_first=tile["BV"] == 16, device=device)
+@pytest.mark.criterion("2.20")
+@pytest.mark.parametrize("B, few", ((5, True), (40, False)))
+@pytest.mark.parametrize("v_first", (False, True))
+def test_both_tiles_are_right(
+    B: int, few: bool, v_first: bool, device: torch.device, emulator: None, evidence: Evidence,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    launched = watch(monkeypatch)
+    case = make(B, 3, H=1, HV=4, seqlens=[t % 4 for t in range(B)], state_v_first=v_first, device=device)
     case.run()
     check(case, evidence)
+    ((program, _),) = launched
+    c = program.config
+    evidence.equal("the small tile", B * c.HV * (c.V // c.few_BV) <= c.few_up_to, few)
 
 
 def faint(case: DenseCase) -> DenseCase:
@@ -140,10 +140,10 @@ def test_mutant_of_the_reference_is_seen(name: str, evidence: Evidence) -> None:
 
 #: (what is wrong, pattern in the generated CUDA, replacement)
 KERNEL_MUTANTS = (
-    ("state does not decay", r"\(decay_1 \* S\[", "(1.0f * S["),
-    ("output before the update", r"\(own\[0\] \* sums\[0\]\)", "(0.0f * sums[0])"),
+    ("state does not decay", r"\(decay_\d+ \* (S\w*)\[", r"(1.0f * \1["),
+    ("output before the update", r"\(own(\w*)\[0\] \* (sums\w*)\[0\]\)", r"(0.0f * \2[0])"),
     ("head map h % H", r"& \(int64_t\)15\) >> \(int64_t\)3\)", "& (int64_t)15) >> (int64_t)2 & (int64_t)1)"),
-    ("next token's gates", r"rate = gates\[1\];", "rate = gates[0] + 1.0f;"),
+    ("next token's gates", r"(rate\w*) = (gates\w*)\[1\];", r"\1 = \2[0] + 1.0f;"),
 )
 
 
