@@ -5,8 +5,9 @@ owns `32 / lanes * rows` rows of one value head of one request: fewer while ther
 more where loading and normalising q and k weighs. Both are in one program, so that N never causes a compilation.
 
 What every such program does for latency: all loads are issued before any is waited for, in the order in which they are
-needed (a load returns after those that the SM issued before it, and only the states come from DRAM), and no branch
-stands between an index and the loads that depend on it: padding loads something and keeps nothing of it.
+needed (a load returns after those that the SM issued before it, and only the states come from DRAM), and padding is a
+predicate of the state's loads and stores, not a branch around everything: that would hold back all other loads until
+the index is there.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -95,6 +96,19 @@ def load_values(c, v, raw_v, t, head, row, rows: int):
     """raw_v = v of token t for the rows of this lane."""
     for r in T.unroll(rows):
         raw_v[r] = v(t, head, row + r * (32 // c.lanes))
+
+
+@T.macro
+def load_state(c, present, pool, slot, head, row, col, state, rows: int, chunks: int):
+    """state = this lane's part of pool[slot, head], or zeros where not `present`."""
+    for r in T.unroll(rows):
+        for j in T.unroll(chunks):
+            for e in T.vectorized(CHUNK):
+                state[r, j, e] = T.if_then_else(
+                    present,
+                    pool[slot, head, row + r * (32 // c.lanes), (j * c.lanes + col) * CHUNK + e],
+                    T.cast(0, pool.dtype),
+                )
 
 
 @T.macro

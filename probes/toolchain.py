@@ -192,7 +192,24 @@ def parse_sass(listing: str) -> Instructions:
 
     Raises ValueError if there are none.
     """
-    counts = Instructions(re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", listing, re.M))
-    if not counts:
+    return Instructions(_instructions(listing))
+
+
+def _instructions(listing: str) -> list[str]:
+    found = re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", listing, re.M)
+    if not found:
         raise ValueError(f"no instruction in the listing: {listing[:200]!r}")
-    return counts
+    return found
+
+
+#: of global memory, and those after which "before" no longer means "earlier in the listing"
+NOT_BEFORE_THE_WAIT = frozenset(("LD", "LDG", "LDGSTS", "ST", "STG", "ATOM", "ATOMG", "RED", "UBLKCP", "BRA", "CALL"))
+
+
+def before_the_wait(path: Path) -> list[str]:
+    """What a cubin's kernel does too early: accesses to global memory, and branches, ahead of its wait for the launch
+    before it (programmatic dependent launch). All of them if it never waits."""
+    sass(path)
+    found = [name.split(".")[0] for name in _instructions(path.with_suffix(".sass").read_text())]
+    wait = found.index("ACQBULK") if "ACQBULK" in found else len(found)
+    return [name for name in found[:wait] if name in NOT_BEFORE_THE_WAIT]

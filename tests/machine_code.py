@@ -11,10 +11,16 @@ from tests.gate_engine import Evidence
 def without_spills(
     program: Program, registers: int, evidence: Evidence
 ) -> tuple[toolchain.Resources, toolchain.Instructions]:
-    """Compile for sm_90a: nothing spilled, no stack, at most `registers`. Returns what else can be asked."""
+    """Compile for sm_90a: nothing spilled, no stack, at most `registers`, and ordered behind the launch before it.
+
+    Returns what else can be asked.
+    """
     cubin = toolchain.cubin(runtime.lower(program).source)
     resources = toolchain.resources(cubin)
     evidence.equal("spilled bytes", resources.spills, 0, "B")
     evidence.equal("stack", resources.stack, 0, "B")
     evidence.at_most("registers", resources.registers, registers, "per thread")
-    return resources, toolchain.sass(cubin)
+    instructions = toolchain.sass(cubin)
+    evidence.equal("accesses ahead of the wait for the launch before", toolchain.before_the_wait(cubin), [])
+    evidence.at_least("places where the next launch may start", instructions.of("PREEXIT"), 1)
+    return resources, instructions

@@ -162,8 +162,9 @@ def _decode(
         return
     if checks.computes_reference(q):
         reference.pool.decode(
-            q, k, v, *gates, ssm_states, state_indices, o, write_indices, scale=scale, use_qk_l2norm_in_kernel=l2norm,
-            allow_neg_eigval=neg_eigval, dtype=reference.gating.working_dtype(q, ssm_states),
+            q, k, v, a, b, A_log, dt_bias, ssm_states, state_indices, o, write_indices, scale=scale,
+            use_qk_l2norm_in_kernel=l2norm, allow_neg_eigval=neg_eigval,
+            dtype=reference.gating.working_dtype(q, ssm_states),
         )  # fmt: skip
         return
     wide = contract.launchable(inputs, ssm_states, indices, o, q.shape[2])

@@ -34,6 +34,7 @@ def split(mixed_qkv: Tensor, ssm_states: Tensor) -> tuple[Tensor, Tensor, Tensor
             raise TypeError(f"{name} is {type(x).__name__}, must be a torch.Tensor")
         if x.dim() != dims:
             raise ValueError(f"{name} has shape {tuple(x.shape)}, must have {dims} dimensions")
+    checks.tensor("mixed_qkv", mixed_qkv, (None, None), _inputs(mixed_qkv), mixed_qkv.device)
     HV, V, K = ssm_states.shape[1:]
     width = mixed_qkv.shape[1]
     H, rest = divmod(width - HV * V, 2 * K) if K else (0, 1)

@@ -85,7 +85,7 @@ def recurrent_gated_delta_rule_verify(
         allow_neg_eigval: beta in (0, 2) instead of (0, 1).
         fuse_gating: gates from a, b inside the kernel; False computes them with `gdn_sigmoid_gate` first.
         prepass: compute gates and norms once per token in a launch of their own (`kernels.prepass`), not in every CTA;
-            the results have the same bits. None: as the environment variable HOPPER_GDN_PREPASS says ("0" or "1", read
+            the results have the same bits (for cache_steps up to 2, those of head_batch=2). None: as the environment variable HOPPER_GDN_PREPASS says ("0" or "1", read
             in every call), without it as `kernels.prepass.should_use_prepass` says; a call with `lossless` or without
             `fuse_gating` has none. Its scratch, 8 bytes for each of NT * (H + HV), comes from torch's caching
             allocator on the current stream: safe to reuse in stream order, and part of the graph under capture.
@@ -95,6 +95,9 @@ def recurrent_gated_delta_rule_verify(
             what is stored and differs from that by a few roundings (specs/design/lossless.md). CPU tensors compute
             the reference with the same rounding points, in fp32 (fp64 if q or the pool is fp64): bits are promised
             only for the programs.
+        head_batch: 1, 2 or 4 value heads of one key head in a CTA, which divide HV / H; 2 is 1 % faster from some 64
+            requests on, and 2 % slower at one. The same bits, but for cache_steps up to 2: 1 then has a program of
+            its own, with the bits of decode for one token.
     Returns:
         o, shaped like v.
     Raises:

@@ -24,13 +24,14 @@ OPS = {
     "commit": "the accepted state of each request into the pool",
     "ring": "T tokens per request behind a history of accepted ones; where that is full, it is folded into the pool",
     "decode": "T tokens per request, the state in the pool updated in place",
+    "decode-dense": "T tokens per request from a dense fp32 state to another, K-major; gates computed before",
     "decode-ring": "decode behind a history of tokens; where that is full, it is folded into the pool",
     "prepass": "gates and norms of all tokens, once, ahead of the kernel",
 }
 POOLS = ("bf16", "fp16", "fp32")
 OURS = "kernels/*"
 #: op -> the ceiling its traffic is held to, "read" for any other; verify-snapshots takes the nearest measured T
-CEILING_OF = {"commit": "copy", "decode": "in-place"}
+CEILING_OF = {"commit": "copy", "decode": "in-place", "decode-dense": "copy"}
 CEILINGS = re.compile(r"read|write|copy|in-place|launch|snapshots-[1-9]\d*")
 IMPL = re.compile(r"[\w.+-]+/[\w.+-]+")
 STARTS = {"eager-call": "us", "first-call": "s", "cached-start": "s", "peak-memory": "MiB"}

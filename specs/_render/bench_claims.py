@@ -1,4 +1,5 @@
-"""Claims that rows of the benchmark decide: comparisons of two times, or of a rate with its memory ceiling.
+"""Claims that rows of the benchmark decide: comparisons of two times, of a rate with its memory ceiling, of a time
+with a number.
 
     decided_by:
       faster: {op: verify-snapshots, N: 1, T: 12, impl: "a-*/x", than: "b-*/y", at_least: 2.7}
@@ -7,7 +8,8 @@
 
 `faster` may be a list, and N a list: all must hold. H, HV, pool and cold are 16, 32, bf16 and true unless given. The
 ratio is the time of `than` over that of `impl`, each the fastest checked row that its pattern matches; `than_op` takes
-the other row from another op of the same shape. `share_at_least` asks for a share of the ceiling instead.
+the other row from another op of the same shape. `share_at_least` asks for a share of the ceiling instead, or as well,
+and `us_at_most` for microseconds.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from specs._render.reading import SiteError, take
 from specs._render.records import Site
 
 SHAPE_DEFAULTS = {"H": 16, "HV": 32, "pool": "bf16", "cold": True}
-BOUNDS = ("at_least", "at_most", "share_at_least")
+BOUNDS = ("at_least", "at_most", "share_at_least", "us_at_most")
 KEYS = {"op", "N", "T", *SHAPE_DEFAULTS, "impl", "than", "than_op", *BOUNDS}
 OUTCOMES = ("confirmed", "refuted", "superseded", "undecided")
 
@@ -38,6 +40,7 @@ class Comparison:
     at_least: float | None
     at_most: float | None
     share_at_least: float | None
+    us_at_most: float | None
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,9 @@ def parse_comparison(data: dict[str, Any], where: str) -> Comparison:
         raise SiteError(f"{where}: 'than_op' must be an op and needs 'than', got {than_op!r}")
     if (than is None) != (bounds["at_least"] is None and bounds["at_most"] is None):
         raise SiteError(f"{where}: 'than' needs 'at_least' or 'at_most', and they need 'than'")
-    if than is None and bounds["share_at_least"] is None:
-        raise SiteError(f"{where}: nothing is compared; give 'than' with a bound, or 'share_at_least'")
-    return Comparison(shape, impl, than, than_op, bounds["at_least"], bounds["at_most"], bounds["share_at_least"])
+    if than is None and bounds["share_at_least"] is None and bounds["us_at_most"] is None:
+        raise SiteError(f"{where}: nothing is compared; give 'than' with a bound, 'share_at_least' or 'us_at_most'")
+    return Comparison(shape, impl, than, than_op, **bounds)
 
 
 def parse_speed_decision(data: Any, where: str) -> SpeedDecision:
@@ -117,6 +120,9 @@ def judge(bench: Bench, comparison: Comparison) -> tuple[bool | None, str]:
         holds = holds and row.share >= comparison.share_at_least
         wanted = percent(comparison.share_at_least)
         said.append(f"{row.impl} at {percent(row.share)} of its memory ceiling (asked: at least {wanted})")
+    if comparison.us_at_most is not None:
+        holds = holds and row.time <= comparison.us_at_most
+        said.append(f"{row.impl} {micros(row.time)} µs (asked: at most {comparison.us_at_most:g} µs)")
     return holds, f"{shape.text}: {', '.join(said)}"
 
 

@@ -12,6 +12,7 @@ from specs._render.records import Site
 
 #: what the charts and first tables are about; the whole grid is in the table at the end
 CHARTED_HEADS = (16, 32)
+CHARTED_POOL = {"decode-dense": "fp32"}  # of any other op: bf16
 QUICK_N = (1, 8, 64, 256)
 QUICK_T = {"verify-snapshots": (4, 12, 16), "verify-replay": (4, 12, 16)}
 OPEN_T = 12
@@ -33,11 +34,16 @@ def sentence(site: Site, bench: Bench) -> str:
     )
 
 
+def charted_pool(op: str) -> str:
+    return CHARTED_POOL.get(op, "bf16")
+
+
 def charted(bench: Bench, op: str) -> list[Row]:
     """Rows of the head shape, pool and state traffic that the charts show."""
 
     def shown(shape: Shape) -> bool:
-        return shape.op == op and (shape.H, shape.HV, shape.pool, shape.cold) == (*CHARTED_HEADS, "bf16", True)
+        looks = (shape.op, shape.H, shape.HV, shape.pool, shape.cold)
+        return looks == (op, *CHARTED_HEADS, charted_pool(op), True)
 
     return [row for row in bench.rows if shown(row.shape)]
 
@@ -68,13 +74,13 @@ def op_section(bench: Bench, op: str) -> list[str]:
     rows = charted(bench, op)
     intro = f"<p>{esc(OPS[op][0].upper() + OPS[op][1:])}."
     if not rows:
-        return [f"### {op}", f"{intro} Nothing was run with 16/32 heads, a bf16 pool and cold states. {more}</p>"]
+        return [f"### {op}", f"{intro} Nothing was run with 16/32 heads and cold {charted_pool(op)} states. {more}</p>"]
     by_tokens: dict[int, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.shape.T):
         by_tokens.setdefault(row.shape.T, []).append(row)
     first = preferred(set(by_tokens), QUICK_T.get(op, tuple(by_tokens)))
     opened = OPEN_T if OPEN_T in first else min(first)
-    parts = [f"### {op}", f"{intro} Charts and tables: 16/32 heads, bf16 pool, cold states. {more}</p>"]
+    parts = [f"### {op}", f"{intro} Charts and tables: 16/32 heads, cold {charted_pool(op)} states. {more}</p>"]
     parts.append(legend(rows))
     parts += [tokens_block(bench, op, t, by_tokens[t], is_open=t == opened) for t in sorted(first)]
     rest = [tokens_block(bench, op, t, found, is_open=True) for t, found in by_tokens.items() if t not in first]

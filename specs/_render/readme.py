@@ -47,8 +47,8 @@ def block(site: Site) -> str:
     return (
         f"Verify with a state kept after every token: {bench.device}, {bench.when:%Y-%m-%d}, commit {commit}.\n"
         "16/32 heads, bf16 pool, states outside the L2 cache, CUDA-graph replay. *Of ceiling* compares with the bare\n"
-        "memory traffic in the simplest pattern, which bulk copies can beat by a few percent; *ratio* is the time of\n"
-        "the fastest peer over the fastest of ours, options such as `head_batch=2` included: above 1 is faster.\n\n"
+        "memory traffic; *ratio* is the time of the fastest peer over the fastest of ours, options such as\n"
+        "`head_batch=2` included: above 1 is faster.\n\n"
         "| T | N | one launch | of ceiling | ratio | fastest peer |\n|---|---|---|---|---|---|\n" + table
     )
 

@@ -18,7 +18,8 @@ from tests.bench.start import first_call_in_new_process
 if machine_facts.kind() != "sm90":
     pytest.skip("needs a Hopper GPU: no speed is measured here", allow_module_level=True)
 
-OPS = ("verify-snapshots", "decode")
+#: op -> T and the dtype of the states
+OPS = {"verify-snapshots": (12, "bf16"), "decode": (1, "bf16"), "decode-dense": (1, "fp32")}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -34,15 +35,18 @@ def test_one_call(what: str, N: int, op: str, implementation: Implementation, sp
     """Host time of one eager call, and the memory that it takes beyond what it was given."""
     if absent := implementation.absent():
         pytest.skip(absent)
-    shape = Shape(op, N, 12 if op == "verify-snapshots" else 1, cold=False)
+    T, pool = OPS[op]
+    shape = Shape(op, N, T, pool=pool, cold=False)
     problem = Problem(shape, speed.device, l2_bytes=1)
     try:
         bound = implementation.bind(problem)
     except Unsupported as reason:
         pytest.skip(str(reason))
-    where = f"{op}, N = {N}, T = {shape.T}, 16/32 heads, bf16 pool"
+    where = f"{op}, N = {N}, T = {T}, 16/32 heads, {pool} states"
     if what == "eager-call":
-        cost, unit = timing.host_microseconds(lambda: bound.launch(0)), "us"
+        call = bound.eager.call if bound.eager else lambda: bound.launch(0)
+        cost, unit = timing.host_microseconds(call), "us"
+        where += f"; {bound.eager.what}" if bound.eager else ""
     else:
         cost, unit = extra_memory(bound), "MiB"
     speed.note_start(implementation.name, what, cost, unit, where)
@@ -63,4 +67,4 @@ def test_new_process(speed: Session, tmp_path: Path) -> None:
     """The first call of a new process, with nothing compiled and with everything compiled."""
     where = "verify-snapshots, N = 1, T = 12, after `import torch`"
     for what in ("first-call", "cached-start"):
-        speed.note_start("kernels/verify-chunk", what, first_call_in_new_process(tmp_path), "s", where)
+        speed.note_start("kernels/verify", what, first_call_in_new_process(tmp_path), "s", where)

@@ -42,7 +42,7 @@ def ceiling_of(shape: Shape, ceilings: dict[str, Ceiling]) -> Ceiling | None:
         known = [int(name.removeprefix("snapshots-")) for name in ceilings if name.startswith("snapshots-")]
         nearest = min(known, key=lambda tokens: abs(tokens - shape.T), default=0)
         return ceilings.get(f"snapshots-{nearest}")
-    return ceilings.get({"decode": "in-place", "commit": "copy"}.get(shape.op, "read"))
+    return ceilings.get({"decode": "in-place", "decode-dense": "copy", "commit": "copy"}.get(shape.op, "read"))
 
 
 def candidates(device: torch.device, tokens: Iterable[int], N: int = 256, HV: int = 32) -> list[Candidate]:
@@ -53,10 +53,12 @@ def candidates(device: torch.device, tokens: Iterable[int], N: int = 256, HV: in
     sink = torch.zeros(1, device=device)
     found = []
 
-    def traffic(ceiling: str, pattern: str, moved: int, states: torch.Tensor, source: torch.Tensor) -> None:
+    def traffic(
+        ceiling: str, pattern: str, moved: int, states: torch.Tensor, source: torch.Tensor, bulk: bool = False
+    ) -> None:
         for BV in (64, 128):
-            program = Program("tests.bench.traffic", Config(pattern, HV=HV, BV=BV))
-            how = f"{pattern} by CTAs of {BV} rows, {N} x {HV} states"
+            program = Program("tests.bench.traffic", Config(pattern, HV=HV, BV=BV, bulk=bulk))
+            how = f"{pattern} by CTAs of {BV} rows{', in bulk copies' if bulk else ''}, {N} x {HV} states"
 
             def launch(way: int, program: Program = program) -> None:
                 runtime.launch(program, source, states, sink)
@@ -71,7 +73,8 @@ def candidates(device: torch.device, tokens: Iterable[int], N: int = 256, HV: in
     found.append(Candidate("copy", "torch's copy_", 2 * size, lambda way: one.copy_(pool.unsqueeze(1))))
     for T in tokens:
         states = room.view(-1)[: T * pool.numel()].view(N, T, HV, 128, 64)
-        traffic(f"snapshots-{T}", "snapshots", (1 + T) * size, states, pool)
+        for bulk in (False, True):
+            traffic(f"snapshots-{T}", "snapshots", (1 + T) * size, states, pool, bulk)
     traffic("write", "write", large.numel() * 4, room, pool)
     found.append(Candidate("write", "torch's zero_", large.numel() * 4, lambda way: room.zero_()))
     empty = Program("tests.bench.traffic", Config("nothing", HV=HV))

@@ -15,6 +15,14 @@ class Unsupported(Exception):
     """The implementation does not take this shape; the message says why."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Eager:
+    """The call that a user would write, where `launch` is not it: `call()` returns what the function does."""
+
+    call: Callable[[], Any]
+    what: str  # which function, with what it is given
+
+
 @dataclasses.dataclass
 class Bound:
     """An implementation ready to run one problem.
@@ -23,12 +31,14 @@ class Bound:
     after reset() and launch(0), what that call produced, as a dict with some of
         o [N, T, HV, V]; states [N, T, HV, V, K], after every token; final [N, HV, V, K], after the last or accepted
         token (of a ring op, after the history, compared for the requests that fold).
-    reset() undoes what launches changed in way 0 and poisons its outputs.
+    reset() undoes what launches changed in way 0 and poisons its outputs. `eager` is what the host's cost is measured
+    on; without it that is launch(0).
     """
 
     launch: Callable[[int], Any]
     outputs: Callable[[], dict[str, Tensor]]
     reset: Callable[[], None]
+    eager: Eager | None = None
 
 
 class Implementation(Protocol):

@@ -7,31 +7,47 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from kernels.decode import (
+    fused_recurrent_gdr_decode_fwd,
+    fused_recurrent_gdr_fwd,
+    packed_recurrent_gated_delta_rule_decode,
+    recurrent_gated_delta_rule,
+    recurrent_gated_delta_rule_decode,
+)
 from kernels.prepass import fused_recurrent_gdr_verify_prepass
 from kernels.verify import fused_recurrent_gdr_verify_fwd, fused_recurrent_gdr_verify_gated_fwd
-from tests.bench.implementation import Bound, Implementation, Unsupported, refuse_unless
+from tests.bench.implementation import Bound, Eager, Implementation, Unsupported, refuse_unless
 from tests.bench.problem import Problem
 
 
-@dataclasses.dataclass(frozen=True)
-class Verify:
-    """The verify program. Without `snapshots` its rows are -1, so that it stores no state but a committed one."""
+class Ours:
+    """What all of them have in common: `name`, `ops` and `note` of an `Implementation`, and that they are here."""
 
     name: str
     ops: frozenset[str]
-    note: str
-    snapshots: bool = True
-    commit: bool = False
-    lossless: bool = False
-    head_batch: int = 1
+    note: str = ""
 
     def absent(self) -> str:
         return ""
 
     def bind(self, problem: Problem) -> Bound:
+        """Raises Unsupported for a shape outside the implementation."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Verify(Ours):
+    """The verify program that the plan picks. Without `snapshots` its rows are -1, so that it stores no state."""
+
+    name: str
+    ops: frozenset[str] = frozenset({"verify-snapshots"})
+    note: str = ""
+    snapshots: bool = True
+    lossless: bool = False
+    head_batch: int = 1
+
+    def bind(self, problem: Problem) -> Bound:
         p, shape = problem, problem.shape
-        if self.commit:
-            refuse_unless(shape, T=1)
         if shape.HV // shape.H % self.head_batch:
             raise Unsupported(f"HV / H is {shape.HV // shape.H}, supported: multiples of {self.head_batch}")
         if self.snapshots:
@@ -43,31 +59,22 @@ class Verify:
         def launch(way: int) -> None:
             fused_recurrent_gdr_verify_gated_fwd(
                 p.q, p.k, p.v, p.a, p.b, p.A_log, p.dt_bias, p.pool, p.indices[way], p.cu_seqlens, p.o,
-                states[way] if self.snapshots else states, rows, disable_state_update=not self.commit,
-                lossless=self.lossless, head_batch=self.head_batch,
+                states[way] if self.snapshots else states, rows, lossless=self.lossless, head_batch=self.head_batch,
             )  # fmt: skip
 
         def outputs() -> dict[str, Tensor]:
             found = {"o": p.o.unflatten(0, (shape.N, shape.T))}
-            if self.snapshots:
-                found["states"] = states[0]
-            if self.commit:
-                found["final"] = p.states_of_way_0()
-            return found
+            return found | {"states": states[0]} if self.snapshots else found
 
         return Bound(launch, outputs, p.reset)
 
 
-@dataclasses.dataclass(frozen=True)
-class BehindPrepass:
+class BehindPrepass(Ours):
     """The verify program on gates and norms of a launch before it; both launches are timed."""
 
-    name: str
-    note: str
-    ops: frozenset[str] = frozenset({"verify-snapshots"})
-
-    def absent(self) -> str:
-        return ""
+    name = "kernels/verify-chunk-prepass"
+    ops = frozenset({"verify-snapshots"})
+    note = "two launches: gates and norms once per token, then verify"
 
     def bind(self, problem: Problem) -> Bound:
         p, shape = problem, problem.shape
@@ -88,15 +95,90 @@ class BehindPrepass:
         return Bound(launch, outputs, p.reset)
 
 
+class Decode(Ours):
+    """q, k, v as views of the projection's rows; the states in place."""
+
+    name = "kernels/decode"
+    ops = frozenset({"decode"})
+
+    def bind(self, problem: Problem) -> Bound:
+        p = problem
+        refuse_unless(p.shape, T=1)
+
+        def launch(way: int) -> None:
+            fused_recurrent_gdr_decode_fwd(
+                p.q, p.k, p.v, p.a, p.b, p.A_log, p.dt_bias, p.pool, p.indices[way], p.o
+            )  # fmt: skip
+
+        def call() -> Tensor:
+            return recurrent_gated_delta_rule_decode(
+                p.A_log, p.a, p.dt_bias, p.q, p.k, p.v, p.b, p.pool, p.indices[0], p.o
+            )  # fmt: skip
+
+        eager = Eager(call, "`recurrent_gated_delta_rule_decode`, o given")
+        return Bound(launch, lambda: _in_place(p), p.reset, eager)
+
+
+class PackedDecode(Ours):
+    """The projection's rows as they are."""
+
+    name = "kernels/decode-packed"
+    ops = frozenset({"decode"})
+
+    def bind(self, problem: Problem) -> Bound:
+        p = problem
+        refuse_unless(p.shape, T=1)
+
+        def call(way: int = 0) -> Tensor:
+            return packed_recurrent_gated_delta_rule_decode(
+                p.mixed, p.a, p.b, p.A_log, p.dt_bias, p.pool, p.indices[way], p.o
+            )  # fmt: skip
+
+        eager = Eager(call, "`packed_recurrent_gated_delta_rule_decode`, o given")
+        return Bound(call, lambda: _in_place(p), p.reset, eager)
+
+
+def _in_place(problem: Problem) -> dict[str, Tensor]:
+    """The outputs of a decode that leaves its states in the pool."""
+    return {"o": problem.o[:, None], "final": problem.states_of_way_0()}
+
+
+class DenseDecode(Ours):
+    """From dense K-major states to others, gates computed before; q, k, v as views of the projection's rows."""
+
+    name = "kernels/decode-dense"
+    ops = frozenset({"decode-dense"})
+
+    def bind(self, problem: Problem) -> Bound:
+        p = problem
+        refuse_unless(p.shape, pool="fp32")
+        q, k, v, o = (x.unflatten(0, (p.shape.N, p.shape.T)) for x in (p.q, p.k, p.v, p.o))
+        (g, beta), initial, final = p.activated, p.initial_k_major, p.final_k_major
+
+        def launch(way: int) -> None:
+            fused_recurrent_gdr_fwd(
+                q, k, v, g, beta, o, initial[way], final[way], use_qk_l2norm_in_kernel=True
+            )  # fmt: skip
+
+        def call() -> tuple[Tensor, Tensor | None]:
+            return recurrent_gated_delta_rule(
+                q, k, v, g, beta, initial_state=initial[0], use_qk_l2norm_in_kernel=True
+            )  # fmt: skip
+
+        eager = Eager(call, "`recurrent_gated_delta_rule`, which allocates o and the states")
+        return Bound(launch, lambda: {"o": o, "final": final[0].mT}, p.reset, eager)
+
+
 def ours() -> list[Implementation]:
     """Every program of kernels/ that computes one of the benchmark's ops, with the options that do."""
-    snapshots = frozenset({"verify-snapshots"})
     stores_none = "the verify program with rows of -1, so that it stores no snapshot"
     return [
-        Verify("kernels/verify-chunk", snapshots, ""),
-        BehindPrepass("kernels/verify-chunk-prepass", "two launches: gates and norms once per token, then verify"),
-        Verify("kernels/verify-chunk-two-heads", snapshots, "head_batch=2", head_batch=2),
-        Verify("kernels/verify-lossless", snapshots, "the bits of T decode calls", lossless=True),
-        Verify("kernels/verify-chunk-no-snapshots", frozenset({"verify-replay"}), stores_none, snapshots=False),
-        Verify("kernels/verify-chunk-commit", frozenset({"decode"}), f"T = 1, {stores_none}", False, True),
+        Verify("kernels/verify"),
+        BehindPrepass(),
+        Verify("kernels/verify-chunk-two-heads", note="head_batch=2", head_batch=2),
+        Verify("kernels/verify-lossless", note="the bits of T decode calls", lossless=True),
+        Verify("kernels/verify-no-snapshots", frozenset({"verify-replay"}), stores_none, snapshots=False),
+        Decode(),
+        PackedDecode(),
+        DenseDecode(),
     ]

@@ -1,6 +1,7 @@
 """What is benchmarked: a shape, its inputs on the device, and the bytes that it has to move.
 
-Needs nothing but torch, so that a process which cannot hold TileLang can build the same inputs from the same seed.
+Needs nothing but torch and the reference, so that a process which cannot hold TileLang can build the same inputs from
+the same seed.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import math
 import torch
 from torch import Tensor
 
+from reference.gating import gates
+
 K = V = 128
 SCALE = K**-0.5
-OPS = ("verify-snapshots", "verify-replay", "commit", "ring", "decode", "decode-ring", "prepass")
+OPS = ("verify-snapshots", "verify-replay", "commit", "ring", "decode", "decode-dense", "decode-ring", "prepass")
 RING_OPS = ("ring", "decode-ring")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -59,15 +62,19 @@ class Shape:
     @property
     def states_moved(self) -> int:
         """Request states that the op must read or write, over all requests."""
-        moved = {"verify-snapshots": 1 + self.T, "decode": 2, "commit": 2}
+        moved = {"verify-snapshots": 1 + self.T, "decode": 2, "decode-dense": 2, "commit": 2}
         folded = self.folding if self.op in RING_OPS else 0
         reads = 0 if self.op == "prepass" else 1
         return self.N * moved.get(self.op, reads) + folded
 
     @property
     def bytes_moved(self) -> int:
-        """The fewest bytes of the call: states, and q, k, v, a, b in and o out, each once, in bf16."""
-        row = 0 if self.op == "commit" else 2 * (2 * self.H * K + 2 * self.HV * V + 2 * self.HV)
+        """The fewest bytes of the call: states, and q, k, v, a, b in and o out, each once, in bf16.
+
+        decode-dense has g and beta in place of a and b, in fp32.
+        """
+        gate = 4 if self.op == "decode-dense" else 2
+        row = 0 if self.op == "commit" else 2 * (2 * self.H * K + 2 * self.HV * V) + gate * 2 * self.HV
         return self.states_moved * self.state_bytes + self.N * self.T * row
 
 
@@ -135,6 +142,27 @@ class Problem:
         return torch.empty(self.v.shape, dtype=torch.bfloat16, device=self.device)
 
     @functools.cached_property
+    def initial_k_major(self) -> Tensor:
+        """[ways, N, HV, K, V]: a copy of what each way's slots hold; nobody writes it."""
+        s = self.shape
+        found = torch.empty(self.ways, s.N, s.HV, K, V, dtype=self.pool.dtype, device=self.device)
+        for way, indices in enumerate(self.indices):
+            found[way].copy_(self.pool[indices.long()].mT)
+        return found
+
+    @functools.cached_property
+    def final_k_major(self) -> Tensor:
+        """[ways, N, HV, K, V]: where each way's states after the last token go, for those who take a buffer."""
+        return torch.zeros_like(self.initial_k_major)
+
+    @functools.cached_property
+    def activated(self) -> tuple[Tensor, Tensor]:
+        """g (log decay) and beta, fp32 [N, T, HV], of `a` and `b`; rounded once, from fp64."""
+        g, beta = gates(self.A_log.double(), self.a.double(), self.dt_bias.double(), self.b.double())
+        shape = self.shape.N, self.shape.T, self.shape.HV
+        return g.float().view(shape), beta.float().view(shape)
+
+    @functools.cached_property
     def dense(self) -> tuple[Tensor, ...]:
         """Contiguous copies of q, k, v, for peers that would otherwise copy them in every call."""
         return self.q.contiguous(), self.k.contiguous(), self.v.contiguous()
@@ -143,8 +171,9 @@ class Problem:
         """Give the slots of way 0 their first states again, and poison what a launch must write."""
         self.pool[self.indices[0].long()] = self.initial
         self.o.fill_(torch.nan)
-        if "snapshots" in self.__dict__:
-            self.snapshots[0].fill_(torch.nan)
+        for name in ("snapshots", "final_k_major"):
+            if name in self.__dict__:
+                getattr(self, name)[0].fill_(torch.nan)
 
     def states_of_way_0(self) -> Tensor:
         """[N, HV, V, K]: a copy of what way 0's slots hold."""

@@ -13,10 +13,14 @@ QUICK_TOKENS = (4, 8, 12, 16)
 VERIFY_OPS = ("verify-snapshots", "verify-replay")
 #: a ring call of the peer takes these
 RING_TOKENS = (4, 8)
+DENSE_TOKENS = (1, 8)
 
 
 def quick() -> Iterator[Shape]:
-    """16/32 heads: every op over four batch sizes in bf16; decode and T = 12 in fp32; what warm states change."""
+    """16/32 heads: every op over four batch sizes in bf16; decode and T = 12 in fp32; what warm states change.
+
+    decode-dense is fp32 alone, as its states are.
+    """
     for N in QUICK_BATCHES:
         for op in VERIFY_OPS:
             for T in QUICK_TOKENS:
@@ -27,6 +31,8 @@ def quick() -> Iterator[Shape]:
         yield Shape("commit", N, 12)
         for T in RING_TOKENS:
             yield Shape("ring", N, T)
+        for T in DENSE_TOKENS:
+            yield Shape("decode-dense", N, T, pool="fp32")
     for N in (1, 8):
         yield Shape("verify-snapshots", N, 12, cold=False)
         yield Shape("decode", N, 1, cold=False)

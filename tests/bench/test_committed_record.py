@@ -13,7 +13,8 @@ from tests.bench.record import Record
 from tests.bench.shapes import QUICK_BATCHES, QUICK_TOKENS
 from tests.gate_engine import Evidence
 
-PEERS = ("sglang", "vllm", "fla", "flashinfer")
+PAGED = ("sglang", "vllm", "flashinfer")
+PEERS = {"verify-snapshots": (*PAGED, "fla"), "decode": PAGED}
 COMPARED = [("verify-snapshots", T) for T in QUICK_TOKENS] + [("decode", 1)]
 
 
@@ -32,11 +33,25 @@ def test_every_peer_stands_beside_us(op: str, T: int, N: int, record: Record, ev
         if (s := row.shape).cold and (s.op, s.N, s.T, s.H, s.HV, s.pool) == (op, N, T, 16, 32, "bf16")
     ]
     assert any(is_ours(row.impl) and row.us for row in rows)
-    for peer in PEERS:
+    for peer in PEERS[op]:
         own = [row for row in rows if row.impl.startswith(f"{peer}-")]
         assert any(row.us for row in own) or (own and all(row.note.startswith("not supported: ") for row in own)), peer
     timed = {row.impl.split("-")[0] for row in rows if row.us and not is_ours(row.impl)}
     evidence.at_least("peers timed at a shape", len(timed), 3)
+
+
+@pytest.mark.criterion("7.9")
+@pytest.mark.parametrize("N", QUICK_BATCHES)
+def test_fla_stands_beside_our_decode(N: int, record: Record, evidence: Evidence) -> None:
+    """It has no pool: its decode is compared from dense state to dense state, wherever the record has that."""
+    rows = [
+        row
+        for row in record.rows
+        if (s := row.shape).cold and (s.N, s.T, s.H, s.HV) == (N, 1, 16, 32) and s.op in ("decode", "decode-dense")
+    ]
+    shapes = {row.shape for row in rows if row.impl.startswith("fla-") and row.us}
+    compared = [row for row in rows if row.shape in shapes and is_ours(row.impl) and row.us]
+    evidence.at_least("decodes of ours beside FLA's", len(compared), 1)
 
 
 @pytest.mark.criterion("7.9")

@@ -17,7 +17,16 @@ pytestmark = pytest.mark.sm90
 
 
 @pytest.mark.criterion("7.8")
-@pytest.mark.parametrize("shape", (Shape("verify-snapshots", 3, 12, 2, 4), Shape("decode", 3, 1, 2, 4)), ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    (
+        Shape("verify-snapshots", 3, 12, 2, 4),
+        Shape("verify-snapshots", 3, 2, 2, 4),
+        Shape("decode", 3, 1, 2, 4),
+        Shape("decode-dense", 3, 8, 2, 4, "fp32"),
+    ),
+    ids=str,
+)
 def test_one_shape_end_to_end(shape: Shape) -> None:
     rows, samples = measure(
         shape, [*ours(), Fake("peer-1/missing", missing="not here")], {}, torch.device("cuda"), 2**20

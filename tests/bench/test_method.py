@@ -11,7 +11,7 @@ from tests.bench import timing
 from tests.bench.ceilings import Ceiling, ceiling_of
 from tests.bench.problem import COLD_FACTOR, DTYPES, OPS, Problem, Shape
 from tests.bench.session import DeviceClock
-from tests.bench.shapes import chosen
+from tests.bench.shapes import QUICK_BATCHES, chosen
 from tests.gate_engine import Evidence
 from tests.shapes import BATCHES, HEADS, TOKENS
 
@@ -50,6 +50,7 @@ def test_bytes_of_an_op(evidence: Evidence) -> None:
         ("verify-snapshots", 4, "fp32"): 3 * 5 * 2 * state + 12 * token,
         ("verify-replay", 4, "bf16"): 3 * state + 12 * token,
         ("decode", 1, "bf16"): 3 * 2 * state + 3 * token,
+        ("decode-dense", 4, "fp32"): 3 * 2 * 2 * state + 12 * (token + 2 * (4 + 4)),  # gates of 4 bytes, not 2
         ("commit", 4, "bf16"): 3 * 2 * state,
         ("ring", 4, "bf16"): (3 + 1) * state + 12 * token,
         ("prepass", 4, "bf16"): 12 * token,
@@ -59,7 +60,7 @@ def test_bytes_of_an_op(evidence: Evidence) -> None:
 
 
 @pytest.mark.criterion("7.3")
-@pytest.mark.parametrize("op", ("verify-snapshots", "verify-replay", "decode", "commit", "ring"))
+@pytest.mark.parametrize("op", ("verify-snapshots", "verify-replay", "decode", "decode-dense", "commit", "ring"))
 @pytest.mark.parametrize("N", (1, 5))
 def test_cold_shapes_leave_the_cache(op: str, N: int, evidence: Evidence) -> None:
     """Between two visits of a slot, states of COLD_FACTOR times L2 are moved, and no two ways share a slot."""
@@ -74,6 +75,22 @@ def test_cold_shapes_leave_the_cache(op: str, N: int, evidence: Evidence) -> Non
 
     warm = Problem(Shape(op, N, shape.T, 1, 2, cold=False), torch.device("cpu"), L2)
     assert warm.ways == 1
+
+
+@pytest.mark.criterion("7.3")
+def test_dense_states_are_those_of_the_pool() -> None:
+    """One contiguous copy a way, K-major; and gates that are those of the raw ones."""
+    problem = Problem(Shape("decode-dense", 3, 2, 1, 2, "fp32"), torch.device("cpu"), L2)
+    initial, (g, beta) = problem.initial_k_major, problem.activated
+    assert problem.ways > 1 and initial.is_contiguous() and initial.dtype == torch.float32
+    for way, indices in enumerate(problem.indices):
+        assert torch.equal(initial[way], problem.pool[indices.long()].transpose(2, 3))
+    assert problem.final_k_major.shape == initial.shape and problem.final_k_major.data_ptr() != initial.data_ptr()
+    x = problem.a.double() + problem.dt_bias.double()
+    torch.testing.assert_close(g.view(6, 2).double(), -problem.A_log.double().exp() * torch.nn.functional.softplus(x))
+    assert torch.equal(beta.view(6, 2), problem.b.double().sigmoid().float())
+    problem.reset()
+    assert problem.final_k_major[0].isnan().all() and not problem.final_k_major[1:].isnan().any()
 
 
 @pytest.mark.criterion("7.3")
@@ -101,6 +118,7 @@ def test_the_ceiling_that_applies() -> None:
         ("verify-replay", 12): "read",
         ("ring", 4): "read",
         ("decode", 1): "in-place",
+        ("decode-dense", 8): "copy",
         ("commit", 12): "copy",
     }
     for (op, T), name in applied.items():
@@ -120,6 +138,9 @@ def test_shapes_of_a_run() -> None:
         (N, T, *heads, pool) for N in BATCHES for T in TOKENS for heads in HEADS for pool in ("bf16", "fp32")
     }
     assert {s.op for s in chosen(False, ["decode"])} == {"decode"}
+    assert {(s.N, s.T, s.pool) for s in chosen(True, ["decode-dense"])} == {
+        (N, T, "fp32") for N in QUICK_BATCHES for T in (1, 8)
+    }
     assert {(s.H, s.HV) for s in chosen(True, heads="4/8")} == {(4, 8)}
     with pytest.raises(ValueError, match="no shape of op prefill"):
         chosen(False, ["prefill"])

@@ -147,6 +147,7 @@ def test_stand_ins_tell_the_truth_about_the_device(monkeypatch: pytest.MonkeyPat
     ("entry", "shape", "reason"),
     (
         (fla.Recurrent, Shape("verify-snapshots", 1, 2, 1, 1), "keeps no per-token states"),
+        (fla.Recurrent, Shape("decode-dense", 1, 1, 1, 1), "pool is bf16, supported: fp32"),
         (sglang.PackedDecode, Shape("decode", 1, 2, 1, 1), "T is 2, supported: 1"),
         (vllm.FusedMtp, Shape("verify-snapshots", 1, 12, 1, 1), "T is 12, supported: 1, 2"),
         (flashinfer_entries.Decode, Shape("decode", 1, 1, 1, 1, "fp32"), "pool is fp32, supported: bf16"),
@@ -182,7 +183,7 @@ def test_their_kernels_equal_fp64(peer: str, evidence: Evidence) -> None:
         pytest.skip(missing)
     results = run_module("triton_check", peer)
     wanted = {f"{entry().name} {op} {pool}" for entry in ENTRIES[peer] for op in entry.ops for pool in POOLS}
-    assert set(results) == wanted
+    assert set(results) == {case for case in wanted if not case.endswith("decode-dense bf16")}
     compared = {case: errors for case, errors in results.items() if isinstance(errors, dict)}
     silent = {case: why for case, why in results.items() if case not in compared}
     for case, why in silent.items():

@@ -10,7 +10,7 @@ from specs._render.bench import Bench, parse_bench
 from specs._render.records import Record, Site
 from tests.site.samples import GATES
 
-OURS, TRITON, SEED = "kernels/verify-chunk", "sglang-0.5.23/triton-verify", "flashqla-066a214/gated"
+OURS, TRITON, SEED = "kernels/verify", "sglang-0.5.23/triton-verify", "flashqla-066a214/gated"
 LABEL = "kernels.verify.chunk(H=16)"
 CURRENT = {LABEL: "aaaa"}
 STALE = {LABEL: "bbbb"}
@@ -72,7 +72,7 @@ def grid() -> list[dict[str, Any]]:
             rows.append(row("fla-0.5/recurrent", None, note="not supported: bf16 pool", **where))
         for pool, cold in (("fp32", True), ("bf16", False)):
             rows.append(row(OURS, 5.0 * n, share=0.9, N=n, pool=pool, cold=cold))
-        rows.append(row("kernels/verify-chunk-commit", 2.0 * n + 2, op="decode", N=n, T=1))
+        rows.append(row("kernels/decode", 2.0 * n + 2, op="decode", N=n, T=1))
         rows.append(row("vllm-0.11/packed-decode", 2.0 * n, op="decode", N=n, T=1, note="whole call"))
     return rows
 

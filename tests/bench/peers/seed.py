@@ -10,7 +10,7 @@ import sys
 import types
 from pathlib import Path
 
-from reference.gating import gates, l2norm
+from reference.gating import l2norm
 from tests.bench.implementation import Bound, refuse_unless
 from tests.bench.peers.entry import DENSE, Calls, per_request
 from tests.bench.problem import SCALE, Problem
@@ -114,22 +114,19 @@ class Auto(Seed):
 
 class Decode(Seed):
     entry = "decode"
-    ops = frozenset({"decode"})
-    note = (
-        f"dense K-major fp32 states, whatever the pool; gates and normalised q, k computed before, not timed; {DENSE}"
-    )
+    ops = frozenset({"decode-dense"})
+    note = f"allocates what it returns; q and k are normalised before, not timed; {DENSE}"
 
     def bind(self, problem: Problem) -> Bound:
-        refuse_unless(problem.shape, T=1)
+        refuse_unless(problem.shape, pool="fp32")
         decode = self.package().recurrent_gated_delta_rule
-        states = [problem.pool[slots.long()].float().transpose(-1, -2).contiguous() for slots in problem.indices]
-        g, beta = (x[:, None] for x in gates(problem.A_log, problem.a, problem.dt_bias, problem.b))
-        q, k, v = (x[:, None] for x in problem.dense)
-        q, k = (l2norm(x).to(v.dtype) for x in (q, k))
+        (g, beta), states = problem.activated, problem.initial_k_major
+        q, k, v = (x.unflatten(0, (problem.shape.N, problem.shape.T)) for x in problem.dense)
+        q, k = (l2norm(x).to(v.dtype) for x in (q, k))  # it would do that in launches of torch's
         calls = Calls(lambda way: decode(q, k, v, g, beta, scale=SCALE, initial_state=states[way]))
         return Bound(
             calls,
-            lambda: {"o": calls.returned[0][0], "final": calls.returned[0][1].transpose(-1, -2)},
+            lambda: {"o": calls.returned[0][0], "final": calls.returned[0][1].mT},
             problem.reset,
         )
 
