@@ -93,7 +93,7 @@ def _types(c: Config) -> tuple[Any, ...]:
 def _body(c, q, k, v, g, beta, o, before, after, lengths, scale):
     N = lengths.shape[0] - 1 if c.lengths == "cu_seqlens" else q.shape[0]
     few = dataclasses.replace(c, BV=c.few_BV)
-    is_small = N * few.HV * (few.V // few.BV) <= c.few_up_to
+    is_small = N * few.HV * (few.V // few.BV) <= c.few_up_to  # noqa: SIM300
     heads = c.HV // c.head_batch
     with T.Kernel(N * heads * T.if_then_else(is_small, few.tiles, c.tiles), threads=32 * c.warps) as cta:
         _assume_wide(c, q, k, v, o, before, after)

@@ -131,7 +131,7 @@ def _rows(c, rows: int, cta, tx, qkv, gates, pool, read, write, o, scale):
     source = T.alloc_var("int32")
     target = T.alloc_var("int32")
     source = read[n]
-    if c.moves:
+    if c.moves:  # noqa: SIM108
         target = write[n]
     else:
         target = source

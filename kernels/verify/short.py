@@ -1,4 +1,4 @@
-"""Verify with per-token states for requests of one or two tokens: the recurrence, in the registers of warps that work alone.
+"""Verify with per-token states for requests of one or two tokens, in the registers of warps that work alone.
 
     d = e^g;  u = beta (v - d S k);  o = d S q + u (k . q);  S = d S + u k^T        stored for every token
 
@@ -97,7 +97,7 @@ def _rows(c, rows: int, cta, tx, qkv, gates, pool, state_indices, cu_seqlens, o,
     start = T.max(cu_seqlens[n], 0)
     length = T.min(cu_seqlens[n + 1], NT) - start
     kept = state_rows[n]
-    unused = T.max(cu_seqlens[N], 0) + n
+    unused = T.min(T.max(cu_seqlens[N], 0), NT) + n
     present = slot >= 0 and slot < SLOTS
     stored = T.if_then_else(present and kept >= 0 and kept < states.shape[0], T.min(length, states.shape[1]), 0)
     for i in tuple(range(c.tokens)):
@@ -121,7 +121,7 @@ def _rows(c, rows: int, cta, tx, qkv, gates, pool, state_indices, cu_seqlens, o,
             token.store_rows(state, states, (kept, i, h), row, col, rows, chunks, c.lanes)
         if i < length:
             lone_warps.store_outputs(c, o_t, present, o, start + i, h, row, col, rows)
-        if c.commit:
+        if c.commit:  # noqa: SIM102
             if present and length == i + 1:
                 token.store_rows(state, pool, (slot, h), row, col, rows, chunks, c.lanes)
     # Rows of o that belong to no request are zero: request n clears every N-th of them.

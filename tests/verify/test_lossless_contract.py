@@ -70,7 +70,7 @@ def test_as_in_the_default_mode(
     fixtures: dict[str, Any] = {"device": device, "evidence": evidence, "monkeypatch": monkeypatch}
     wanted = inspect.signature(test).parameters
     test(**arguments, **{name: fixture for name, fixture in fixtures.items() if name in wanted})
-    assert {program.module for program, _ in launched} <= {"kernels.verify.recurrent"}, (
+    assert {program.module for program, _ in launched} <= {"kernels.verify.recurrent", "kernels.verify.short"}, (
         "the case did not run the lossless program"
     )
 

@@ -222,7 +222,7 @@ def test_sizes_and_pitches_do_not_compile(
     """The programs that calls of many sizes launch are one program."""
     launched = watch(monkeypatch)
     for N, T, slots, steps, pitched in (
-        ((1, 1, 3, 1, False), (5, 12, 9, 16, True), (2, 16, 40, 16, False))
+        ((1, 1, 3, 3, False), (5, 12, 9, 16, True), (2, 16, 40, 16, False))
         if short
         else (
             (1, 12, 3, 20, False),
