@@ -2,12 +2,13 @@
 
     d = e^g;  u = beta (v - d S k);  o = d S q + u (k . q);  S = d S + u k^T
 
-Both products read the old state, so there is one round of reductions. Each warp owns `BV` / warps rows of one value
-head of one request, loads and normalises q and k itself, and holds its rows in registers, `lanes` neighbouring lanes a
-row; there is no shared memory and no barrier. Loads are issued in the order in which they are needed: a load returns
-after those that the SM issued before it, and only the states come from DRAM.
+Both products read the old state, so there is one round of reductions. Each warp owns 32 / `lanes` * `rows` rows of one
+value head of one request, loads and normalises q and k itself, and holds its rows in registers, `lanes` neighbouring
+lanes a row; there is no shared memory and no barrier (kernels/lone_warps.py).
 
 The arithmetic is fixed in kernels/recurrent_steps.py: T calls have the bits of one lossless verify of T tokens.
+
+Registers: at most 128.
 """
 
 # mypy: disable-error-code="no-untyped-def, valid-type"

@@ -86,9 +86,10 @@ def recurrent_gated_delta_rule_verify(
         fuse_gating: gates from a, b inside the kernel; False computes them with `gdn_sigmoid_gate` first.
         prepass: compute gates and norms once per token in a launch of their own (`kernels.prepass`), not in every CTA;
             the results have the same bits (for cache_steps up to 2, those of head_batch=2). None: as the environment
-            variable HOPPER_GDN_PREPASS says ("0" or "1", read in every call), without it as `kernels.prepass.should_use_prepass` says; a call with `lossless` or without
-            `fuse_gating` has none. Its scratch, 8 bytes for each of NT * (H + HV), comes from torch's caching
-            allocator on the current stream: safe to reuse in stream order, and part of the graph under capture.
+            variable HOPPER_GDN_PREPASS says ("0" or "1", read in every call), without it as
+            `kernels.prepass.should_use_prepass` says; a call with `lossless` or without `fuse_gating` has none. Its
+            scratch, 8 bytes for each of NT * (H + HV), comes from torch's caching allocator on the current stream: safe
+            to reuse in stream order, and part of the graph under capture.
         retrieve_parent_token: must be None: only linear chains of draft tokens are supported.
         lossless: round the state to the pool's dtype after every token, as that many decode calls would: o, snapshots
             and the committed state then equal, bit for bit, those of calls with one token each. False rounds only

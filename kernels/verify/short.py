@@ -2,13 +2,14 @@
 
     d = e^g;  u = beta (v - d S k);  o = d S q + u (k . q);  S = d S + u k^T        stored for every token
 
-A short request is all latency (few requests) or all state traffic (many): nothing is worth sharing. Each warp owns
-`BV` / warps rows of one value head of one request, loads and normalises q and k itself, and holds its rows in
-registers, `lanes` neighbouring lanes a row; there is no shared memory and no barrier. Loads are issued in the order
-in which they are needed: a load returns after those that the SM issued before it, and only the states come from DRAM.
+Each warp owns 32 / `lanes` * `rows` rows of one value head of one request, loads and normalises q and k itself, and
+holds its rows in registers, `lanes` neighbouring lanes a row; there is no shared memory and no barrier
+(kernels/lone_warps.py). Tokens are unrolled: those beyond `tokens` of a request are not computed.
 
 The arithmetic is that of kernels/recurrent_steps.py, so one token has the bits of a decode call. Over several tokens
 the state stays fp32 and only its stored copies are rounded; with `lossless` each token starts from the stored copy.
+
+Registers: at most 128 for one token, 168 for two.
 """
 
 # mypy: disable-error-code="no-untyped-def, valid-type"
