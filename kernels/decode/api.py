@@ -24,7 +24,8 @@ from kernels.runtime import Program
 from kernels.verify.contract import packed
 from reference.recurrence import softmax_scale
 
-#: static facts of a call -> its program, once a call with these facts has passed all checks
+#: static facts of a call -> its program, once a call with these facts has passed all checks; one entry for each number
+#: of requests and pool that is seen
 _programs: dict[tuple[Any, ...], Program] = {}
 
 
@@ -51,8 +52,9 @@ def recurrent_gated_delta_rule_decode(
         S = exp(g) S;  u = beta (v - S k);  S = S + u k^T;  o = S q
 
     Args:
-        A_log: [HV] fp32. dt_bias: [HV] fp32, bf16 or fp16. a, b: [N, HV] or [1, N, HV], any strides.
-        q, k: [N, H, K] or [1, N, H, K]; v: the same with HV, V. bf16. Request pitch free, [heads, dim] contiguous.
+        A_log: [HV] fp32. dt_bias: [HV] fp32, bf16 or fp16. a, b: [N, HV], any strides.
+        q, k: [N, H, K]; v: [N, HV, V]. bf16. Request pitch free, [heads, dim] contiguous. All of q, k, v, a, b and o
+            may have a leading 1, as the tokens of one packed sequence.
         ssm_states: [slots, HV, V, K], K last, bf16, fp16 or fp32; slot pitch free. Rounded to nearest when stored.
         cache_indices: int32 [N], the slot that each request's state is read from; a negative one (or one beyond the
             pool) marks padding: nothing is stored and the output is zero, whatever the inputs hold. Requests that
