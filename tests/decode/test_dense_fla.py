@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from kernels.decode import dense
+from tests.bench.peers import found
 from tests.decode.dense_cases import check, check_values, make
 from tests.gate_engine import Evidence
 from tests.limits import ROUNDING
@@ -97,7 +98,10 @@ def fla_parameters() -> dict[str, Any]:
     try:
         path = Path(str(importlib.metadata.distribution("fla-core").locate_file(SOURCE)))
     except importlib.metadata.PackageNotFoundError:
-        pytest.skip("fla-core is not installed: not run here")
+        folder = found.unpacked_folder("fla")
+        if folder is None:
+            pytest.skip("fla-core is neither installed nor among the peers: not run here")
+        path = folder / SOURCE
     functions = (node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef))
     arguments = next(node for node in functions if node.name == FUNCTION).args
     assert not arguments.posonlyargs and not arguments.kwonlyargs and arguments.vararg is None
@@ -148,10 +152,9 @@ def test_a_keyword_call_of_fla(packed: bool, device: torch.device, emulator: Non
 @pytest.mark.parametrize("state_v_first", (False, True))
 @pytest.mark.parametrize("shape", ({"B": 4, "T": 1}, {"B": 2, "T": 17}, {"packed": (4, 0, 7), "index": torch.int64}))
 def test_numbers_of_fla(shape: dict[str, Any], state_v_first: bool, evidence: Evidence) -> None:
-    try:
-        from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
-    except ImportError as error:
-        pytest.skip(f"FLA cannot be imported ({error}): not run here")
+    if reason := found.absence("fla"):
+        pytest.skip(f"{reason}: not run here")
+    fused_recurrent_gated_delta_rule = found.modules("fla")[0].fused_recurrent_gated_delta_rule
     case = make(H=16, HV=32, **shape, state_v_first=state_v_first, device="cuda")
     assert case.initial is not None
     arguments: dict[str, Any] = {
