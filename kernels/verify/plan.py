@@ -67,16 +67,10 @@ def plan(
 
 
 def _short(shared: dict[str, Any], tokens: int, lossless: bool) -> ShortConfig:
-    """Two tokens cost registers: 168 instead of 128. Every number here is measured: specs/design/decode.md."""
-    fp32 = shared["pool"] == "float32"
-    threads = 32 if fp32 and tokens == 1 else 64
-    return ShortConfig(
-        **shared,
-        tokens=tokens,
-        lossless=lossless,
-        threads=threads,
-        blocks_per_sm=(16 if tokens == 1 else 12) * 32 // threads,
-        rows=2 if fp32 else 4,  # as many bytes
-        few_rows=tokens if fp32 else 2,  # with two fp32 tokens 8 rows a warp for any number of requests
-        few_up_to=2048 if tokens == 1 else 512,
-    )
+    """Two tokens cost registers: 168 instead of 128. Measured for every row: specs/design/tuning.md."""
+    tile: dict[str, Any] = {"blocks_per_sm": 16 if tokens == 1 else 12}
+    if shared["pool"] == "float32":  # half the rows are as many bytes, but two tokens want 8 rows at any N
+        tile |= {"rows": 2, "few_rows": tokens}
+    else:
+        tile |= {"threads": 64, "blocks_per_sm": tile["blocks_per_sm"] // 2, "few_up_to": 2048 if tokens == 1 else 512}
+    return ShortConfig(**shared, tokens=tokens, lossless=lossless, **tile)

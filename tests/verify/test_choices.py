@@ -73,7 +73,7 @@ def test_heads_that_share_a_cta_change_no_bit(
         ({"max_tokens": 0}, "short", {"tokens": 1, "lossless": False}),
         ({"max_tokens": 2}, "short", {"tokens": 2, "few_up_to": 512, "threads": 64, "blocks_per_sm": 6}),
         ({"max_tokens": 1, "pool": "float32"}, "short", {"rows": 2, "few_rows": 1, "few_up_to": 2048, "threads": 32}),
-        ({"max_tokens": 2, "pool": "float32"}, "short", {"rows": 2, "few_rows": 2, "threads": 64, "blocks_per_sm": 6}),
+        ({"max_tokens": 2, "pool": "float32"}, "short", {"rows": 2, "few_rows": 2, "blocks_per_sm": 12}),
         ({"max_tokens": 2, "head_batch": 2}, "chunk", {"head_batch": 2}),
         ({"max_tokens": 2, "norms_given": True, "raw_gates": False}, "chunk", {"norms_given": True}),
         ({"max_tokens": 3}, "chunk", {"blocks": False}),
