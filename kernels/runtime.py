@@ -41,6 +41,14 @@ class Program:
     module: str
     config: Any
 
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.module, self.config))
+
+    def __hash__(self) -> int:
+        """Computed once: every launch looks its program up."""
+        return self._hash
+
     @property
     def label(self) -> str:
         fields = dataclasses.fields(self.config)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +21,28 @@ def emulated(program: runtime.Program) -> EmulatedKernel:
 def emulate(program: runtime.Program, *args: Any) -> None:
     """The CPU launcher of the suite: same program, same arguments as on a GPU."""
     emulated(program)(*args)
+
+
+def mutate(monkeypatch: pytest.MonkeyPatch, pattern: str, replacement: str | Callable[[re.Match[str]], str]) -> None:
+    """The launches that follow run kernels in whose generated source `pattern`, which has to be there, is replaced."""
+
+    def patch(source: str) -> str:
+        changed, count = re.subn(pattern, replacement, source)
+        assert count, f"the pattern {pattern!r} is not in the generated source"
+        return changed
+
+    monkeypatch.setattr(
+        runtime, "cpu_launcher", lambda program, *args: load(runtime.lower(program), patch=patch)(*args)
+    )
+
+
+def refuses(check: Callable[[], object]) -> bool:
+    """Whether `check` fails."""
+    try:
+        check()
+    except (AssertionError, IndexError, RuntimeError):
+        return True
+    return False
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[runtime.Program, tuple[Any, ...]]]:

@@ -208,12 +208,14 @@ def _launch_known(
         program = _programs.get(_facts(inputs, gates, ssm_states, indices, l2norm))
         if program is None:
             return False
+        addresses = pitches = 0
         for x in (*inputs, ssm_states, o):
-            pitch = x.stride()[0]
-            if x.data_ptr() & 15 or pitch & 7 or not 0 <= pitch < 2**31:
-                return False
-        factors = (softmax_scale(scale, ssm_states.shape[3]), 2.0 if neg_eigval else 1.0)
-        runtime.launch(program, *inputs, *gates, ssm_states, *indices, o, *factors)
+            addresses |= x.data_ptr()
+            pitches |= x.stride()[0]
+        if addresses & 15 or pitches & 7 or pitches >> 31:
+            return False
+        factor = softmax_scale(scale, ssm_states.shape[3])
+        runtime.launch(program, *inputs, *gates, ssm_states, *indices, o, factor, 2.0 if neg_eigval else 1.0)
     except Exception:
         return False  # the full checks say what is wrong, or meet the same error again
     return True

@@ -33,73 +33,50 @@ def build(c: Config) -> Any:
     q, k, v, a, b, A_log, dt_bias, pool, read_indices, write_indices, o, scale, beta_scale;
     `packed` has mixed_qkv in place of q, k, v; without `moves` there is no write_indices.
     """
-    N, SLOTS = T.dynamic("N"), T.dynamic("SLOTS")
-    ldq, ldk, ldv, ldo, ldp = (T.dynamic(f"ld{x}") for x in ("q", "k", "v", "o", "p"))
-    lda, ldb, la, lb = (T.dynamic(name) for name in ("lda", "ldb", "la", "lb"))
-    QT = T.StridedTensor((N, c.H, c.K), (ldq, c.K, 1), "bfloat16")
-    KT = T.StridedTensor((N, c.H, c.K), (ldk, c.K, 1), "bfloat16")
-    VT = T.StridedTensor((N, c.HV, c.V), (ldv, c.V, 1), "bfloat16")
-    MixedT = T.StridedTensor((N, 2 * c.H * c.K + c.HV * c.V), (ldq, 1), "bfloat16")
-    OT = T.StridedTensor((N, c.HV, c.V), (ldo, c.V, 1), "bfloat16")
-    AT = T.StridedTensor((N, c.HV), (lda, la), c.gate_dtype)
-    BT = T.StridedTensor((N, c.HV), (ldb, lb), c.gate_dtype)
-    AlogT, BiasT = T.Tensor((c.HV,), "float32"), T.Tensor((c.HV,), c.bias_dtype)
-    PoolT = T.StridedTensor((SLOTS, c.HV, c.V, c.K), (ldp, c.V * c.K, c.K, 1), c.pool)
-    ReadT, WriteT = T.Tensor((N,), "int32"), T.Tensor((N,), "int32")
-
-    if c.packed and c.moves:
-
-        @T.prim_func
-        def decode_packed_moves(
-            mixed: MixedT, a: AT, b: BT, A_log: AlogT, dt_bias: BiasT,
-            pool: PoolT, read: ReadT, write: WriteT, o: OT, scale: T.float32, beta_scale: T.float32,
-        ):  # fmt: skip
-            steps.assume_wide(mixed, 1)
-            _body(c, lone_warps.packed(c, mixed), (a, b, A_log, dt_bias, beta_scale), pool, read, write, o, scale)
-
-        return decode_packed_moves
-
-    if c.packed:
-
-        @T.prim_func
-        def decode_packed(
-            mixed: MixedT, a: AT, b: BT, A_log: AlogT, dt_bias: BiasT,
-            pool: PoolT, read: ReadT, o: OT, scale: T.float32, beta_scale: T.float32,
-        ):  # fmt: skip
-            steps.assume_wide(mixed, 1)
-            _body(c, lone_warps.packed(c, mixed), (a, b, A_log, dt_bias, beta_scale), pool, read, read, o, scale)
-
-        return decode_packed
-
-    if c.moves:
-
-        @T.prim_func
-        def decode_moves(
-            q: QT, k: KT, v: VT, a: AT, b: BT, A_log: AlogT, dt_bias: BiasT,
-            pool: PoolT, read: ReadT, write: WriteT, o: OT, scale: T.float32, beta_scale: T.float32,
-        ):  # fmt: skip
-            _assume_wide(q, k, v)
-            _body(c, lone_warps.separate(q, k, v), (a, b, A_log, dt_bias, beta_scale), pool, read, write, o, scale)
-
-        return decode_moves
+    QT, KT, VT, MixedT, AT, BT, AlogT, BiasT, PoolT, ReadT, WriteT, OT = _types(c)
 
     @T.prim_func
     def decode(
-        q: QT, k: KT, v: VT, a: AT, b: BT, A_log: AlogT, dt_bias: BiasT,
-        pool: PoolT, read: ReadT, o: OT, scale: T.float32, beta_scale: T.float32,
+        mixed: MixedT, q: QT, k: KT, v: VT, a: AT, b: BT, A_log: AlogT, dt_bias: BiasT,
+        pool: PoolT, read: ReadT, write: WriteT, o: OT, scale: T.float32, beta_scale: T.float32,
     ):  # fmt: skip
-        _assume_wide(q, k, v)
-        _body(c, lone_warps.separate(q, k, v), (a, b, A_log, dt_bias, beta_scale), pool, read, read, o, scale)
+        _assume_wide(c, mixed, q, k, v)
+        qkv = lone_warps.packed(c, mixed) if c.packed else lone_warps.separate(q, k, v)
+        _body(c, qkv, (a, b, A_log, dt_bias, beta_scale), pool, read, write if c.moves else read, o, scale)
 
-    return decode
+    return decode.with_attr("global_symbol", "decode" + "_packed" * c.packed + "_moves" * c.moves)
+
+
+def _types(c: Config) -> tuple[Any, ...]:
+    """Of the parameters; None takes one out of the signature. Sizes and pitches are symbols."""
+    N, SLOTS = T.dynamic("N"), T.dynamic("SLOTS")
+    ldq, ldk, ldv, ldo, ldp = (T.dynamic(f"ld{x}") for x in ("q", "k", "v", "o", "p"))
+    lda, ldb, la, lb = (T.dynamic(name) for name in ("lda", "ldb", "la", "lb"))
+    return (
+        None if c.packed else T.StridedTensor((N, c.H, c.K), (ldq, c.K, 1), "bfloat16"),
+        None if c.packed else T.StridedTensor((N, c.H, c.K), (ldk, c.K, 1), "bfloat16"),
+        None if c.packed else T.StridedTensor((N, c.HV, c.V), (ldv, c.V, 1), "bfloat16"),
+        T.StridedTensor((N, 2 * c.H * c.K + c.HV * c.V), (ldq, 1), "bfloat16") if c.packed else None,
+        T.StridedTensor((N, c.HV), (lda, la), c.gate_dtype),
+        T.StridedTensor((N, c.HV), (ldb, lb), c.gate_dtype),
+        T.Tensor((c.HV,), "float32"),
+        T.Tensor((c.HV,), c.bias_dtype),
+        T.StridedTensor((SLOTS, c.HV, c.V, c.K), (ldp, c.V * c.K, c.K, 1), c.pool),
+        T.Tensor((N,), "int32"),
+        T.Tensor((N,), "int32") if c.moves else None,
+        T.StridedTensor((N, c.HV, c.V), (ldo, c.V, 1), "bfloat16"),
+    )
 
 
 @T.macro
-def _assume_wide(q, k, v):
+def _assume_wide(c, mixed, q, k, v):
     """Tell the compiler what the API has checked of these pitches."""
-    steps.assume_wide(q, 1)
-    steps.assume_wide(k, 1)
-    steps.assume_wide(v, 1)
+    if c.packed:
+        steps.assume_wide(mixed, 1)
+    else:
+        steps.assume_wide(q, 1)
+        steps.assume_wide(k, 1)
+        steps.assume_wide(v, 1)
 
 
 @T.macro

@@ -45,49 +45,8 @@ DIRECT_UP_TO_TOKENS = 5  # such requests store from registers too (specs/design/
 
 
 def build(c: Config) -> Any:
-    """The program's parameters, in order:
-
-    q, k, v, a, b, A_log, dt_bias, pool, state_indices, cu_seqlens, o, states, state_rows, scale, beta_scale;
-    without `raw_gates` g, beta stand in place of a, b, A_log, dt_bias, and there is no beta_scale; with `norms_given`
-    q_inv_norm, k_inv_norm follow them.
-    """
-    QT, KT, VT, OT, AT, BT, AlogT, BiasT, PoolT, StatesT, IndexT, CuT, RowT, QNormT, KNormT = signature.types(c)
-
-    if c.raw_gates:
-
-        @T.prim_func
-        def verify_chunk_raw(
-            q: QT, k: KT, v: VT, a: AT, b: BT, A_log: AlogT, dt_bias: BiasT,
-            pool: PoolT, state_indices: IndexT, cu_seqlens: CuT, o: OT, states: StatesT, state_rows: RowT,
-            scale: T.float32, beta_scale: T.float32,
-        ):  # fmt: skip
-            gates = (a, b, A_log, dt_bias, beta_scale)
-            _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, states, state_rows, scale)
-
-        return verify_chunk_raw
-
-    if c.norms_given:
-
-        @T.prim_func
-        def verify_chunk_normed(
-            q: QT, k: KT, v: VT, g: AT, beta: BT, q_inv_norm: QNormT, k_inv_norm: KNormT,
-            pool: PoolT, state_indices: IndexT, cu_seqlens: CuT, o: OT, states: StatesT, state_rows: RowT,
-            scale: T.float32,
-        ):  # fmt: skip
-            gates = (g, beta, q_inv_norm, k_inv_norm)
-            _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, states, state_rows, scale)
-
-        return verify_chunk_normed
-
-    @T.prim_func
-    def verify_chunk(
-        q: QT, k: KT, v: VT, g: AT, beta: BT,
-        pool: PoolT, state_indices: IndexT, cu_seqlens: CuT, o: OT, states: StatesT, state_rows: RowT,
-        scale: T.float32,
-    ):  # fmt: skip
-        _body(c, q, k, v, (g, beta), pool, state_indices, cu_seqlens, o, states, state_rows, scale)
-
-    return verify_chunk
+    """The program, with the parameters of `signature.build`."""
+    return signature.build(c, "verify_chunk", _body)
 
 
 @T.macro

@@ -34,35 +34,8 @@ DECAY, BETA, KQ = 0, 1, 2  # columns of a token's coefficients; the fourth keeps
 
 
 def build(c: Config) -> Any:
-    """The program's parameters, in order:
-
-    q, k, v, a, b, A_log, dt_bias, pool, state_indices, cu_seqlens, o, states, state_rows, scale, beta_scale;
-    without `raw_gates` g, beta stand in place of a, b, A_log, dt_bias, and there is no beta_scale.
-    """
-    QT, KT, VT, OT, AT, BT, AlogT, BiasT, PoolT, StatesT, IndexT, CuT, RowT, _, _ = signature.types(c)
-
-    if c.raw_gates:
-
-        @T.prim_func
-        def verify_recurrent_raw(
-            q: QT, k: KT, v: VT, a: AT, b: BT, A_log: AlogT, dt_bias: BiasT,
-            pool: PoolT, state_indices: IndexT, cu_seqlens: CuT, o: OT, states: StatesT, state_rows: RowT,
-            scale: T.float32, beta_scale: T.float32,
-        ):  # fmt: skip
-            gates = (a, b, A_log, dt_bias, beta_scale)
-            _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, states, state_rows, scale)
-
-        return verify_recurrent_raw
-
-    @T.prim_func
-    def verify_recurrent(
-        q: QT, k: KT, v: VT, g: AT, beta: BT,
-        pool: PoolT, state_indices: IndexT, cu_seqlens: CuT, o: OT, states: StatesT, state_rows: RowT,
-        scale: T.float32,
-    ):  # fmt: skip
-        _body(c, q, k, v, (g, beta), pool, state_indices, cu_seqlens, o, states, state_rows, scale)
-
-    return verify_recurrent
+    """The program, with the parameters of `signature.build`."""
+    return signature.build(c, "verify_recurrent", _body)
 
 
 @T.macro

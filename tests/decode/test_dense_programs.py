@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +17,9 @@ from kernels.runtime import Program
 from reference import mutants
 from reference.recurrence import Recurrence, recurrent
 from tests.decode.dense_cases import DenseCase, check, make
-from tests.emulator import load, sanitize
+from tests.emulator import sanitize
 from tests.gate_engine import Evidence
-from tests.launch import watch
+from tests.launch import mutate, refuses, watch
 from tests.machine_code import without_spills
 
 MODULE = "kernels.decode.dense_program"
@@ -152,23 +151,10 @@ KERNEL_MUTANTS = (
 def test_mutated_kernel_is_seen(
     name: str, pattern: str, replacement: str, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def patch(source: str) -> str:
-        changed, count = re.subn(pattern, replacement, source)
-        assert count, f"the pattern of {name!r} is not in the generated source"
-        return changed
-
-    def launcher(program: Program, *args: Any) -> None:
-        load(runtime.lower(program), patch=patch)(*args)
-
-    monkeypatch.setattr(runtime, "cpu_launcher", launcher)
+    mutate(monkeypatch, pattern, replacement)
     case = make(1, 4)
     case.run()
-    try:
-        check(case, Evidence())
-        refused = False
-    except AssertionError:
-        refused = True
-    evidence.equal("mutated kernel refused", refused, True)
+    evidence.equal("mutated kernel refused", refuses(lambda: check(case, Evidence())), True)
 
 
 @pytest.mark.criterion("2.31")

@@ -217,6 +217,16 @@ def store_in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify.api, "plan", in_bulk)
 
 
+def check_memory(case: Case) -> None:
+    """After a call whose lengths make no sense: nothing was written but to the rows and slots that its indices name."""
+    for buffer in (case.pool, case.o, case.states):
+        assert buffer.gaps_intact(), "bytes outside a view changed"
+    others = [row for row in range(len(case.states.view)) if row not in case.rows[: len(case.lengths)].tolist()]
+    assert not case.states.changed()[others].any(), "a snapshot row of no request changed"
+    others = [slot for slot in range(len(case.pool.view)) if slot not in case.state_indices.tolist()]
+    assert not case.pool.changed()[others].any(), "a slot of no request changed"
+
+
 def relative_l2(x: Tensor, y: Tensor) -> float:
     """||x - y|| / ||y|| in fp64; inf where x is not finite."""
     error = ((x.double() - y).norm() / y.norm().clamp(min=1e-300)).item()

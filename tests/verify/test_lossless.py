@@ -14,9 +14,8 @@ import torch
 import reference.pool
 from kernels import runtime
 from tests.data import RealInput, load_real_inputs
-from tests.emulator import load
 from tests.gate_engine import Evidence
-from tests.launch import emulate
+from tests.launch import emulate, mutate
 from tests.limits import ROUNDING
 from tests.verify import test_gates_and_scales, test_real_inputs
 from tests.verify.cases import Case, check, make, relative_l2
@@ -162,17 +161,8 @@ def test_other_roundings_are_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """T tokens by a mutated kernel, one-token calls by the program as it is."""
-
-    def patch(source: str) -> str:
-        changed, count = re.subn(pattern, replacement, source)
-        assert count, f"the pattern of {name!r} is not in the generated source"
-        return changed
-
-    def mutated(program: runtime.Program, *args: Any) -> None:
-        load(runtime.lower(program), patch=patch)(*args)
-
     case = make(T=(12,), H=1, HV=2, pool=pool, lossless=True)
-    monkeypatch.setattr(runtime, "cpu_launcher", mutated)
+    mutate(monkeypatch, pattern, replacement)
     case.run()
     check(case, evidence)  # a mutant is no worse against fp64: only the comparison of bits sees it
     monkeypatch.setattr(runtime, "cpu_launcher", emulate)

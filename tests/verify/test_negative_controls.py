@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +10,9 @@ import torch
 from torch import Tensor
 
 import reference.pool
-from kernels import runtime
 from reference import mutants
-from tests.emulator import load
 from tests.gate_engine import Evidence
+from tests.launch import mutate, refuses
 from tests.verify.cases import Case, check, make, padded
 
 
@@ -65,12 +63,12 @@ CASES: dict[str, Callable[[], Case]] = {
 def is_seen(function: Callable[..., None], make_case: Callable[[], Case]) -> bool:
     """Whether `check` refuses what `function` computes."""
     case = make_case()
-    try:
+
+    def run_and_check() -> None:
         case.run(as_public(function))
         check(case, Evidence())
-    except (AssertionError, IndexError, RuntimeError):
-        return True
-    return False
+
+    return refuses(run_and_check)
 
 
 @pytest.mark.criterion("3.19")
@@ -101,20 +99,7 @@ KERNEL_MUTANTS = (
 def test_mutated_kernel_is_seen(
     name: str, pattern: str, replacement: str, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def patch(source: str) -> str:
-        changed, count = re.subn(pattern, replacement, source)
-        assert count, f"the pattern of {name!r} is not in the generated source"
-        return changed
-
-    def launcher(program: runtime.Program, *args: Any) -> None:
-        load(runtime.lower(program), patch=patch)(*args)
-
-    monkeypatch.setattr(runtime, "cpu_launcher", launcher)
+    mutate(monkeypatch, pattern, replacement)
     case = make(T=(6, 6), steps=8)
     case.run()
-    try:
-        check(case, Evidence())
-        refused = False
-    except AssertionError:
-        refused = True
-    evidence.equal("mutated kernel refused", refused, True)
+    evidence.equal("mutated kernel refused", refuses(lambda: check(case, Evidence())), True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -12,11 +11,11 @@ from kernels import runtime
 from kernels.runtime import Program
 from kernels.verify import contract
 from kernels.verify.config import ShortConfig
-from tests.emulator import load, sanitize
+from tests.emulator import sanitize
 from tests.gate_engine import Evidence
-from tests.launch import watch
+from tests.launch import mutate, refuses, watch
 from tests.machine_code import without_spills
-from tests.verify.cases import check, make
+from tests.verify.cases import check, check_memory, make
 from tests.verify.one_token import differences, different, one_token_calls
 
 POOLS = (torch.bfloat16, torch.float16, torch.float32)
@@ -136,12 +135,7 @@ def test_senseless_lengths_are_memory_safe(
     case = make(T=(2, 2), disable_state_update=not commit, pitched=True, device=device)
     case.cu_seqlens = torch.tensor(cu_seqlens, dtype=torch.int32, device=device)
     case.run()
-    for buffer in (case.pool, case.o, case.states):
-        assert buffer.gaps_intact(), "bytes outside a view changed"
-    others = [row for row in range(len(case.states.view)) if row not in case.rows[:2].tolist()]
-    assert not case.states.changed()[others].any(), "a snapshot row of no request changed"
-    others = [slot for slot in range(len(case.pool.view)) if slot not in case.state_indices.tolist()]
-    assert not case.pool.changed()[others].any(), "a slot of no request changed"
+    check_memory(case)
 
 
 @pytest.mark.criterion("3.39")
@@ -215,19 +209,7 @@ KERNEL_MUTANTS = (
 def test_mutated_kernel_is_seen(
     name: str, pattern: str, replacement: str, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def patch(source: str) -> str:
-        changed, count = re.subn(pattern, replacement, source)
-        assert count, f"the pattern of {name!r} is not in the generated source"
-        return changed
-
-    monkeypatch.setattr(
-        runtime, "cpu_launcher", lambda program, *args: load(runtime.lower(program), patch=patch)(*args)
-    )
+    mutate(monkeypatch, pattern, replacement)
     case = make(T=(2, 1, 2), steps=2)
     case.run()
-    try:
-        check(case, Evidence())
-        refused = False
-    except AssertionError:
-        refused = True
-    evidence.equal("mutated kernel refused", refused, True)
+    evidence.equal("mutated kernel refused", refuses(lambda: check(case, Evidence())), True)
