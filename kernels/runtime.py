@@ -109,7 +109,7 @@ class Lowered:
 def lower(program: Program) -> Lowered:
     """Generate the CUDA source of `program` for sm_90a: seconds, or from `lowered_cache`; once per process."""
     prim_func = program.build()
-    path = _cache_path(program, prim_func)
+    path = lowered_cache / f"{_key(program, prim_func)}.json" if lowered_cache is not None else None
     cached = _read_cache(path) if path is not None else None
     source, entry, extents = cached or _generate(program, prim_func)
     if path is not None and cached is None:
@@ -132,14 +132,19 @@ def _generate(program: Program, prim_func: Any) -> tuple[str, str, dict[str, str
     return artifact.kernel_source, name.name_hint, extents
 
 
-def _cache_path(program: Program, prim_func: Any) -> Path | None:
-    """Where the source generated from this PrimFunc by this TileLang is kept."""
-    if lowered_cache is None:
-        return None
+def lowering_key(program: Program) -> str:
+    """Hash of all that the generated source depends on: the PrimFunc, how it is compiled, and TileLang's version.
+
+    Building the PrimFunc takes a fraction of a second, generating its source many of them.
+    """
+    return _key(program, program.build())
+
+
+def _key(program: Program, prim_func: Any) -> str:
     import tilelang
 
-    key = repr((tilelang.__version__, sorted(program.pass_configs.items()), dict(TARGET), prim_func.script()))
-    return lowered_cache / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+    text = repr((tilelang.__version__, sorted(program.pass_configs.items()), dict(TARGET), prim_func.script()))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _read_cache(path: Path) -> tuple[str, str, dict[str, str]] | None:

@@ -2,20 +2,26 @@
 
 Writes .gates/sources.json, {label: sha256 of the generated CUDA, or "" where the program no longer builds}. The site
 shows a recorded outcome whose hash differs as stale.
+
+Generating a source takes seconds, and records name hundreds. So specs/results/lowered.json remembers what the PrimFuncs
+of the recorded programs became with the pinned TileLang: {hash of the PrimFunc: sha256 of the CUDA}. A program that is
+not in it is lowered. `python -m tests.sources --record` lowers all of them and writes that file.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import importlib.metadata
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "specs" / "results"
 CACHE = ROOT / ".gates" / "sources.json"
+LOWERED = RECORDS / "lowered.json"
 #: whatever can change a generated source
 INPUTS = ("kernels", "probes", "tests/emulator/programs", "tests/bench/traffic.py")
 
@@ -35,21 +41,23 @@ def input_digest() -> str:
     return digest.hexdigest()
 
 
-def generate(labels: Iterable[str]) -> dict[str, str]:
-    """label -> sha256 of the CUDA that this checkout generates."""
+def generate(labels: Iterable[str], lowered: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """label -> (key, sha256 of the CUDA that this checkout generates): from `lowered` if that knows the key."""
     from tqdm import tqdm
 
     from kernels import runtime
 
     runtime.lowered_cache = ROOT / ".cache" / "lowered"
-    hashes = {}
+    found = {}
     for label in tqdm(sorted(labels), desc="generating sources", unit="program"):
         try:
-            hashes[label] = runtime.lower(runtime.Program.from_label(label)).sha256
+            program = runtime.Program.from_label(label)
+            key = runtime.lowering_key(program)
+            found[label] = key, lowered.get(key) or runtime.lower(program).sha256
         except Exception as error:
             print(f"{label}: {type(error).__name__}: {error}", file=sys.stderr)
-            hashes[label] = ""
-    return hashes
+            found[label] = "", ""
+    return found
 
 
 def known_hashes(digest_file: Path, digest: str) -> dict[str, str]:
@@ -60,15 +68,24 @@ def known_hashes(digest_file: Path, digest: str) -> dict[str, str]:
         return {}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--record", action="store_true", help=f"lower all of them and write {LOWERED.name}")
+    record = parser.parse_args(arguments).record
     digest_file, digest = CACHE.with_suffix(".inputs"), input_digest()
-    known = known_hashes(digest_file, digest)
+    known = {} if record else known_hashes(digest_file, digest)
     labels = recorded_labels(RECORDS) | recorded_labels(CACHE.parent)
-    known.update(generate(labels - set(known)))
+    lowered = json.loads(LOWERED.read_text()) if LOWERED.exists() and not record else {}
+    found = generate(labels - set(known), lowered)
+    if record:
+        recorded = recorded_labels(RECORDS)
+        keys = {key: sha256 for label, (key, sha256) in found.items() if key and label in recorded}
+        LOWERED.write_text(json.dumps(dict(sorted(keys.items())), indent=1) + "\n")
+    known.update({label: sha256 for label, (_, sha256) in found.items()})
     CACHE.parent.mkdir(exist_ok=True)
     CACHE.write_text(json.dumps({label: known[label] for label in sorted(labels)}, indent=1) + "\n")
     digest_file.write_text(digest)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

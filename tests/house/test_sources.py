@@ -20,6 +20,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sources, "ROOT", tmp_path)
     monkeypatch.setattr(sources, "RECORDS", tmp_path / "specs" / "results")
     monkeypatch.setattr(sources, "CACHE", tmp_path / ".gates" / "sources.json")
+    monkeypatch.setattr(sources, "LOWERED", tmp_path / "specs" / "results" / "lowered.json")
     monkeypatch.setattr(runtime, "SOURCES", {})
     monkeypatch.setattr(runtime, "lowered_cache", None)
     return tmp_path
@@ -31,9 +32,10 @@ def record(path: Path, *labels: str) -> None:
 
 
 def test_a_small_program(root: Path) -> None:
-    expected = runtime.lower(runtime.Program.from_label(X)).sha256
-    assert sources.generate([X]) == {X: expected}
-    assert sources.generate([]) == {}
+    program = runtime.Program.from_label(X)
+    expected = runtime.lower(program).sha256
+    assert sources.generate([X], {}) == {X: (runtime.lowering_key(program), expected)}
+    assert sources.generate([], {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -48,8 +50,8 @@ def test_a_small_program(root: Path) -> None:
 def test_what_no_longer_builds_has_no_hash(
     label: str, text: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = sources.generate([label, X])
-    assert found[label] == "" and len(found[X]) == 64
+    found = sources.generate([label, X], {})
+    assert found[label] == ("", "") and len(found[X][1]) == 64
     (line,) = (line for line in capsys.readouterr().err.replace("\r", "\n").split("\n") if label in line)
     assert text in line
 
@@ -68,9 +70,9 @@ def test_the_file_answers_every_label_once(root: Path, monkeypatch: pytest.Monke
     asked: list[set[str]] = []
     generate = sources.generate
 
-    def count(labels: set[str]) -> dict[str, str]:
+    def count(labels: set[str], lowered: dict[str, str]) -> dict[str, tuple[str, str]]:
         asked.append(set(labels))
-        return generate(labels)
+        return generate(labels, lowered)
 
     monkeypatch.setattr(sources, "generate", count)
     sources.main()
@@ -96,3 +98,37 @@ def test_a_damaged_file_is_made_again(root: Path, left: int) -> None:
     sources.CACHE.write_text(first[:left])
     sources.main()
     assert sources.CACHE.read_text() == first
+
+
+def test_what_the_file_of_keys_knows_is_not_lowered(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a program that is in it as it is built here; another one, or none there, is lowered."""
+    record(root / "specs" / "results" / "gate0.cpu.json", X)
+    record(root / ".gates" / "gate0.cpu.json", Y)
+    sources.main(["--record"])
+    first, keys = json.loads(sources.CACHE.read_text()), json.loads(sources.LOWERED.read_text())
+    assert keys == {runtime.lowering_key(runtime.Program.from_label(X)): first[X]}
+    lowered: list[str] = []
+    lower = runtime.lower
+
+    def watched(program: runtime.Program) -> runtime.Lowered:
+        lowered.append(program.label)
+        return lower(program)
+
+    monkeypatch.setattr(runtime, "lower", watched)
+    for kept, expected in ((keys, [Y]), (dict.fromkeys(keys, ""), [X, Y]), ({}, [X, Y])):
+        sources.CACHE.unlink()
+        sources.LOWERED.write_text(json.dumps(kept))
+        lowered.clear()
+        sources.main()
+        assert lowered == expected and json.loads(sources.CACHE.read_text()) == first
+
+
+def test_the_committed_keys_say_what_is_generated() -> None:
+    """Of the recorded programs a few, each lowered here; of no program that a record names another text."""
+    keys = json.loads(sources.LOWERED.read_text())
+    labels = sorted(label for label in sources.recorded_labels(sources.RECORDS) if label.startswith("probes."))
+    found = sources.generate(labels[:: len(labels) // 3], {})
+    assert len(found) >= 3
+    for label, (key, sha256) in found.items():
+        assert keys.get(key, sha256) == sha256, label
+    assert any(key in keys for key, _ in found.values())
