@@ -12,6 +12,10 @@ from kernels import runtime
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 REFERENCE_FLOATS = (*FLOATS, torch.float64)
 
+#: state shapes that the programs are built and tested for
+SUPPORTED_K = (128,)
+SUPPORTED_V = (64, 128, 256)
+
 
 def computes_reference(x: Tensor) -> bool:
     """CPU tensors compute the reference, unless a CPU launcher (the emulator) stands in for the GPU."""
@@ -102,6 +106,19 @@ def hopper(name: str, x: Tensor) -> None:
     if x.device.type == "cuda" and runtime.capability(x.device) != (9, 0):
         major, minor = runtime.capability(x.device)
         raise ValueError(f"{x.device} has compute capability {major}.{minor}, the programs need 9.0 (Hopper)")
+
+
+def supported(K: int, V: int | None = None) -> None:
+    """The programs are built for states of these sizes; None for a program that has no V."""
+    if K not in SUPPORTED_K:
+        raise ValueError(f"K is {K}, must be one of {SUPPORTED_K} on a GPU; CPU tensors take any K")
+    if V is not None and V not in SUPPORTED_V:
+        raise ValueError(f"V is {V}, must be one of {SUPPORTED_V} on a GPU; CPU tensors take any V")
+
+
+def dtype_name(x: Tensor) -> str:
+    """As configurations have it: "bfloat16"."""
+    return str(x.dtype).removeprefix("torch.")
 
 
 def raw_gates(

@@ -49,6 +49,9 @@ class Program:
         """Computed once: every launch looks its program up."""
         return self._hash
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Program, (self.module, self.config)  # without the hash, which is another one in another process
+
     @property
     def label(self) -> str:
         fields = dataclasses.fields(self.config)

@@ -44,3 +44,10 @@ def emulator(machine: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if machine == "cpu":
         monkeypatch.setattr(runtime, "cpu_launcher", emulate)
     yield
+
+
+@pytest.fixture
+def free_memory() -> Iterator[None]:
+    """Workers share one GPU: what a test cached is given back."""
+    yield
+    torch.cuda.empty_cache()

@@ -108,7 +108,7 @@ def packed_recurrent_gated_delta_rule_decode(
         [1, N, HV, V], or o, [N, HV, V] or [1, N, HV, V], if it was given.
     """
     if o is None:
-        contract.split(mixed_qkv, ssm_states)
+        contract.key_heads(mixed_qkv, ssm_states)
         o = mixed_qkv.new_empty((1, mixed_qkv.shape[0], *ssm_states.shape[1:3]))
     out = o[0] if isinstance(o, Tensor) and o.dim() == 4 and o.shape[0] == 1 else o
     _decode(
@@ -175,9 +175,9 @@ def _decode(
         HV=v.shape[1],
         K=q.shape[2],
         V=v.shape[2],
-        pool=_dtype_name(ssm_states),
-        gate_dtype=_dtype_name(a),
-        bias_dtype=_dtype_name(dt_bias),
+        pool=checks.dtype_name(ssm_states),
+        gate_dtype=checks.dtype_name(a),
+        bias_dtype=checks.dtype_name(dt_bias),
         l2norm=l2norm,
         packed=len(inputs) == 1,
         moves=write_indices is not None,
@@ -219,7 +219,3 @@ def _launch_known(
     except Exception:
         return False  # the full checks say what is wrong, or meet the same error again
     return True
-
-
-def _dtype_name(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")

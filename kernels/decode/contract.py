@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from kernels import checks
-from kernels.verify.plan import SUPPORTED_K, SUPPORTED_V
 
 INDEX = (torch.int32,)
 
@@ -27,8 +26,8 @@ def check_vectors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"v has {HV} heads and q, k have {H}; HV must be a multiple of H, and neither may be 0")
 
 
-def split(mixed_qkv: Tensor, ssm_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k [N, H, K] and v [N, HV, V] as views of mixed_qkv [N, 2 H K + HV V]; H follows from the states' shape."""
+def key_heads(mixed_qkv: Tensor, ssm_states: Tensor) -> int:
+    """H of mixed_qkv [N, 2 H K + HV V], which follows from the states' shape."""
     for name, x, dims in (("mixed_qkv", mixed_qkv, 2), ("ssm_states", ssm_states, 4)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is {type(x).__name__}, must be a torch.Tensor")
@@ -46,6 +45,13 @@ def split(mixed_qkv: Tensor, ssm_states: Tensor) -> tuple[Tensor, Tensor, Tensor
         raise ValueError(
             f"mixed_qkv has strides {tuple(mixed_qkv.stride())}, its rows must be contiguous; pass its .contiguous()"
         )
+    return H
+
+
+def split(mixed_qkv: Tensor, ssm_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k [N, H, K] and v [N, HV, V] as views of mixed_qkv [N, 2 H K + HV V]."""
+    H = key_heads(mixed_qkv, ssm_states)
+    HV, V, K = ssm_states.shape[1:]
     q, k, v = mixed_qkv.split((H * K, H * K, HV * V), dim=1)
     return q.unflatten(1, (H, K)), k.unflatten(1, (H, K)), v.unflatten(1, (HV, V))
 
@@ -77,11 +83,7 @@ def launchable(
     GPU, the state shapes it is built for, and 16-byte accesses.
     """
     checks.hopper("ssm_states", ssm_states)
-    V = ssm_states.shape[2]
-    if K not in SUPPORTED_K:
-        raise ValueError(f"K is {K}, must be one of {SUPPORTED_K} on a GPU; CPU tensors take any K")
-    if V not in SUPPORTED_V:
-        raise ValueError(f"V is {V}, must be one of {SUPPORTED_V} on a GPU; CPU tensors take any V")
+    checks.supported(K, ssm_states.shape[2])
     names = ("q", "k", "v") if len(inputs) == 3 else ("mixed_qkv",)
     return (
         *(checks.wide(name, x, 1) for name, x in zip(names, inputs, strict=True)),

@@ -17,7 +17,6 @@ from torch import Tensor
 from kernels import checks, runtime
 from kernels.decode.dense_config import Lengths
 from kernels.decode.dense_plan import plan
-from kernels.verify.plan import SUPPORTED_K, SUPPORTED_V
 from reference.gating import working_dtype
 from reference.recurrence import recurrent, softmax_scale
 
@@ -165,9 +164,9 @@ def _run(
     index = problem.cu_seqlens if problem.seqlens is None else problem.seqlens
     lengths: Lengths = "all" if index is None else "seqlens" if problem.cu_seqlens is None else "cu_seqlens"
     program = plan(
-        H=H, HV=HV, K=K, V=V, dtype=_dtype_name(problem.q), l2norm=l2norm, has_initial=initial_state is not None,
-        stores_final=final_state is not None, lengths=lengths, index="int32" if index is None else _dtype_name(index),
-        v_first=state_v_first, head_batch=head_batch,
+        H=H, HV=HV, K=K, V=V, dtype=checks.dtype_name(problem.q), l2norm=l2norm, has_initial=initial_state is not None,
+        stores_final=final_state is not None, lengths=lengths,
+        index="int32" if index is None else checks.dtype_name(index), v_first=state_v_first, head_batch=head_batch,
     )  # fmt: skip
     optional = (x for x in (initial_state, final_state, index) if x is not None)
     runtime.launch(program, *problem[:5], o, *optional, softmax_scale(scale, K))
@@ -253,11 +252,7 @@ def _launchable(
     """
     q, k, v = problem[:3]
     checks.hopper("q", q)
-    K, V = q.shape[3], v.shape[3]
-    if K not in SUPPORTED_K:
-        raise ValueError(f"K is {K}, must be one of {SUPPORTED_K} on a GPU; CPU tensors take any K")
-    if V not in SUPPORTED_V:
-        raise ValueError(f"V is {V}, must be one of {SUPPORTED_V} on a GPU; CPU tensors take any V")
+    checks.supported(q.shape[3], v.shape[3])
     q, k, v, o = (checks.wide(name, x, 3) for name, x in (("q", q), ("k", k), ("v", v), ("o", o)))
     states = (_wide_state("initial_state", initial_state), _wide_state("final_state", final_state))
     return problem._replace(q=q, k=k, v=v), (o, *states)
@@ -311,7 +306,3 @@ def _compute_reference(
             S = states[-1]
         if final_state is not None:
             final_state[n] = S if state_v_first else S.mT
-
-
-def _dtype_name(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")

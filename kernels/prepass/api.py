@@ -9,7 +9,7 @@ from torch import Tensor
 
 import reference.gating
 from kernels import checks, runtime
-from kernels.prepass.plan import SUPPORTED_K, plan, should_use_prepass
+from kernels.prepass.plan import plan, should_use_prepass
 
 #: overrides the rule for calls that do not say themselves: "0" or "1"
 VARIABLE = "HOPPER_GDN_PREPASS"
@@ -51,15 +51,14 @@ def fused_recurrent_gdr_verify_prepass(
         _reference(q, k, gates, outputs, allow_neg_eigval)
         return
     checks.hopper("q", q)
-    if q.shape[2] not in SUPPORTED_K:
-        raise ValueError(f"K is {q.shape[2]}, must be one of {SUPPORTED_K} on a GPU; CPU tensors take any K")
+    checks.supported(q.shape[2])
     q, k = checks.wide("q", q, 1), checks.wide("k", k, 1)
     program = plan(
         H=q.shape[1],
         HV=a.shape[1],
         K=q.shape[2],
-        gate_dtype=str(a.dtype).removeprefix("torch."),
-        bias_dtype=str(dt_bias.dtype).removeprefix("torch."),
+        gate_dtype=checks.dtype_name(a),
+        bias_dtype=checks.dtype_name(dt_bias),
     )
     runtime.launch(program, q, k, *gates, *outputs, 2.0 if allow_neg_eigval else 1.0)
 

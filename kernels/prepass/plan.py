@@ -10,9 +10,6 @@ import functools
 from kernels.prepass.config import Config
 from kernels.runtime import Program
 
-#: key dims that the program is built and tested for
-SUPPORTED_K = (128,)
-
 
 def should_use_prepass(N: int, NT: int, H: int, HV: int) -> bool:
     """Whether a verify of NT tokens in N requests is faster behind a prepass: at no shape.

@@ -20,6 +20,7 @@ from kernels import checks, runtime
 from kernels.prepass.api import fused_recurrent_gdr_verify_prepass, wanted
 from kernels.verify import contract
 from kernels.verify.plan import plan
+from reference.recurrence import softmax_scale
 
 
 def gdn_sigmoid_gate(
@@ -182,7 +183,9 @@ def fused_recurrent_gdr_verify_gated_fwd(
     q, k, v, *paging = contract.launchable(*tensors)
     program = _plan(q, v, ssm_states, a, dt_bias, intermediate_states, cache_steps, use_qk_l2norm_in_kernel,
                     disable_state_update, lossless, head_batch)  # fmt: skip
-    runtime.launch(program, q, k, v, *gates, *paging, _scale(scale, q), 2.0 if allow_neg_eigval else 1.0)
+    runtime.launch(
+        program, q, k, v, *gates, *paging, softmax_scale(scale, q.shape[2]), 2.0 if allow_neg_eigval else 1.0
+    )
 
 
 def fused_recurrent_gdr_verify_fwd(
@@ -231,7 +234,7 @@ def fused_recurrent_gdr_verify_fwd(
     q, k, v, *paging = contract.launchable(*tensors)
     program = _plan(q, v, ssm_states, g, None, intermediate_states, cache_steps, use_qk_l2norm_in_kernel,
                     disable_state_update, lossless, head_batch, norms_given=bool(norms))  # fmt: skip
-    runtime.launch(program, q, k, v, g, beta, *norms, *paging, _scale(scale, q))
+    runtime.launch(program, q, k, v, g, beta, *norms, *paging, softmax_scale(scale, q.shape[2]))
 
 
 def _behind_prepass(
@@ -253,10 +256,6 @@ def _behind_prepass(
     if options["use_qk_l2norm_in_kernel"]:
         options |= {"q_inv_norm": q_inv_norm, "k_inv_norm": k_inv_norm}
     fused_recurrent_gdr_verify_fwd(q, k, v, g, beta, *buffers, **options)
-
-
-def _scale(scale: float | None, q: Tensor) -> float:
-    return float(q.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def _nothing_to_do(q: Tensor, ssm_states: Tensor, state_indices: Tensor, o: Tensor) -> bool:
@@ -298,10 +297,10 @@ def _plan(
         HV=v.shape[1],
         K=q.shape[2],
         V=v.shape[2],
-        pool=_dtype_name(ssm_states),
+        pool=checks.dtype_name(ssm_states),
         raw_gates=dt_bias is not None,
-        gate_dtype=_dtype_name(gate),
-        bias_dtype=_dtype_name(dt_bias) if dt_bias is not None else "float32",
+        gate_dtype=checks.dtype_name(gate),
+        bias_dtype=checks.dtype_name(dt_bias) if dt_bias is not None else "float32",
         l2norm=l2norm,
         commit=not disable_state_update,
         max_tokens=intermediate_states.shape[1] if cache_steps is None else cache_steps,
@@ -309,7 +308,3 @@ def _plan(
         norms_given=norms_given,
         head_batch=head_batch,
     )
-
-
-def _dtype_name(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")

@@ -61,7 +61,7 @@ class RecurrentConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ShortConfig:
-    """Of the program for short requests, which takes the same arguments; any number of tokens."""
+    """Of the program for short requests, which takes the same arguments; it computes the first `tokens` of each."""
 
     H: int
     HV: int

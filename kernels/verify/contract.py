@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from kernels import checks
-from kernels.verify.plan import SUPPORTED_K, SUPPORTED_V
 
 INDEX = (torch.int32,)
 
@@ -148,11 +147,7 @@ def launchable(
     and 16-byte accesses.
     """
     checks.hopper("q", q)
-    K, V = q.shape[2], v.shape[2]
-    if K not in SUPPORTED_K:
-        raise ValueError(f"K is {K}, must be one of {SUPPORTED_K} on a GPU; CPU tensors take any K")
-    if V not in SUPPORTED_V:
-        raise ValueError(f"V is {V}, must be one of {SUPPORTED_V} on a GPU; CPU tensors take any V")
+    checks.supported(q.shape[2], v.shape[2])
     return (
         *(checks.wide(name, x, 1) for name, x in (("q", q), ("k", k), ("v", v), ("ssm_states", ssm_states))),
         state_indices,

@@ -12,10 +12,6 @@ from kernels.runtime import Program
 from kernels.tile import TM
 from kernels.verify.config import Config, RecurrentConfig, ShortConfig
 
-#: state shapes that the programs are built and tested for
-SUPPORTED_K = (128,)
-SUPPORTED_V = (64, 128, 256)
-
 #: tokens of the longest request that the program for short requests takes
 SHORT = 2
 

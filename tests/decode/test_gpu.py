@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,13 +20,6 @@ from tests.verify.one_token import different
 from tests.verify.test_gpu import ulps
 
 pytestmark = [pytest.mark.sm90, pytest.mark.usefixtures("free_memory")]
-
-
-@pytest.fixture
-def free_memory() -> Iterator[None]:
-    """Workers share one GPU: what a test cached is given back."""
-    yield
-    torch.cuda.empty_cache()
 
 
 def low_level(case: DecodeCase) -> None:

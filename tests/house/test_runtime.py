@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -152,6 +153,14 @@ def lower(program: Program = PROBE) -> runtime.Lowered:
 
 def same(a: runtime.Lowered, b: runtime.Lowered) -> bool:
     return (a.source, a.sha256, a.entry, a.extents) == (b.source, b.sha256, b.entry, b.extents)
+
+
+def test_a_pickled_program_does_not_carry_its_hash() -> None:
+    """Hashes of text differ between processes."""
+    hash(PROBE)
+    again = pickle.loads(pickle.dumps(PROBE))
+    assert "_hash" in vars(PROBE) and "_hash" not in vars(again)
+    assert again == PROBE and hash(again) == hash(PROBE)
 
 
 def test_lower_is_deterministic(sources: dict[str, str], generated: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,8 @@ from tests.prepass.test_values import extreme_gates, odd_vectors
 from tests.shapes import HEADS, POOLS
 from tests.verify.cases import Case, check, make
 from tests.verify.one_token import different
-from tests.verify.test_gpu import free_memory, refill
+from tests.verify.test_gpu import refill
 
-__all__ = ["free_memory"]
 pytestmark = [pytest.mark.sm90, pytest.mark.usefixtures("free_memory")]
 
 

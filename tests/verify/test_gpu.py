@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,13 +16,6 @@ from tests.shapes import HEADS, POOLS
 from tests.verify.cases import Buffer, Case, check, make, relative_l2
 
 pytestmark = [pytest.mark.sm90, pytest.mark.usefixtures("free_memory")]
-
-
-@pytest.fixture
-def free_memory() -> Iterator[None]:
-    """Workers share one GPU: what a test cached is given back."""
-    yield
-    torch.cuda.empty_cache()
 
 
 def low_level(case: Case) -> None:
