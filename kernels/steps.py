@@ -92,43 +92,35 @@ def slot(t):
 
 
 @T.macro
-def share_readouts(KQ_s, state, pitch: int, parts: int, Y, row0, kind, tiles: int, K: int, g, c):
-    """k_t . s (kind 0, in Y[row, t]) or q_t . s (kind 1, in Y[row, 16 + slot(t)]): 16 state rows s, 8 `tiles` tokens.
+def share_readouts(KQ_s, state, pitch: int, parts: int, Y, row0, tiles: int, K: int, g, c):
+    """Y[row, t] = k_t . s and Y[row, 16 + slot(t)] = q_t . s for 8 state rows s from row0 and 8 `tiles` tokens.
 
     Raw operands and fp32 sums: a state element is the sum of `parts` bf16 values, multiplied one after the other.
-    state[row * pitch :] are the rows of the state in shared memory.
+    state[row * pitch :] are the rows of the state in shared memory. What a warp does for its own rows alone.
     """
-    low, high = T.alloc_local((CHUNK,), state.dtype), T.alloc_local((CHUNK,), state.dtype)
-    low_part, high_part = T.alloc_local((CHUNK,), "bfloat16"), T.alloc_local((CHUNK,), "bfloat16")
-    A = T.alloc_local((2 * CHUNK,), "bfloat16")
-    x = T.alloc_local((tiles * CHUNK,), "bfloat16")
+    s = T.alloc_local((CHUNK,), state.dtype)
+    s_part, k, q = (T.alloc_local((CHUNK,), "bfloat16") for _ in range(3))
+    A = T.alloc_local((tiles * 2 * CHUNK,), "bfloat16")  # of a tile: row g is k_g, row g + 8 is q_g
     sums = T.alloc_local((2 * tiles * 4,), "float32")  # two chains a tile halve the latency
     T.clear(sums)
     for j in T.unroll(K // QUAD):
         for e in T.vectorized(CHUNK):
-            low[e] = state[(row0 + g) * pitch + j * QUAD + c * CHUNK + e]
-        for e in T.vectorized(CHUNK):
-            high[e] = state[(row0 + g + 8) * pitch + j * QUAD + c * CHUNK + e]
-        for tile in T.unroll(tiles):
-            for e in T.vectorized(CHUNK):
-                x[tile * CHUNK + e] = KQ_s[kind * TM + tile * 8 + g, j * QUAD + c * CHUNK + e]
+            s[e] = state[(row0 + g) * pitch + j * QUAD + c * CHUNK + e]
+        for tile in tuple(range(tiles)):
+            load_chunk(KQ_s, tile * 8 + g, j, c, k)
+            load_chunk(KQ_s, TM + tile * 8 + g, j, c, q)
+            rows_fragment(k, q, A, tile * 2 * CHUNK)
         for part in tuple(range(parts)):
-            if parts == 1:
-                rows_fragment(low, high, A)
-            else:
-                for e in T.unroll(CHUNK):
-                    low_part[e] = bf16_part(T.cast(low[e], "float32"), part)
-                    high_part[e] = bf16_part(T.cast(high[e], "float32"), part)
-                rows_fragment(low_part, high_part, A)
+            for e in T.unroll(CHUNK):
+                s_part[e] = bf16_part(s[e], part)
             for tile in T.unroll(tiles):
                 for half in T.unroll(2):
-                    mma(A, half * CHUNK, x, tile * CHUNK + half * 4, sums, tile * 8 + half * 4)
+                    mma(A, (tile * 2 + half) * CHUNK, s_part, half * 4, sums, tile * 8 + half * 4)
     for tile in T.unroll(tiles):
+        t = tile * 8 + g
         for e in T.unroll(2):
-            t = tile * 8 + c * 2 + e
-            at = T.if_then_else(kind == 0, t, TM + slot(t))
-            Y[row0 + g, at] = sums[tile * 8 + e] + sums[tile * 8 + 4 + e]
-            Y[row0 + 8 + g, at] = sums[tile * 8 + 2 + e] + sums[tile * 8 + 6 + e]
+            Y[row0 + c * 2 + e, t] = sums[tile * 8 + e] + sums[tile * 8 + 4 + e]
+            Y[row0 + c * 2 + e, TM + slot(t)] = sums[tile * 8 + 2 + e] + sums[tile * 8 + 6 + e]
 
 
 @T.macro
@@ -239,8 +231,8 @@ def solve_steps(R, Q, V_s, kk, qk, k_norm, q_norm, decay, beta, head, w, o, firs
 
 
 def bf16_part(x, part: int):
-    """The `part`-th exact bf16 part of an fp32 value: x = part 0 + part 1 + part 2."""
+    """The `part`-th exact bf16 part: an fp32 value is the sum of three of them, fp16 of two, bf16 is one."""
     high = T.cast(x, "bfloat16")
     if part == 0:
         return high
-    return bf16_part(x - T.cast(high, "float32"), part - 1)
+    return bf16_part(T.cast(x, "float32") - T.cast(high, "float32"), part - 1)

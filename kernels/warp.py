@@ -26,13 +26,13 @@ def mma(A, a0, B, b0, C, c0=0):
 
 
 @T.macro
-def rows_fragment(low, high, A):
-    """The two A fragments of 16 rows from a chunk of row g (`low`) and the same chunk of row g + 8 (`high`)."""
+def rows_fragment(low, high, A, a0=0):
+    """A[a0 : a0 + 16] = the two A fragments of 16 rows, from a chunk of row g (`low`) and of row g + 8 (`high`)."""
     for p in T.unroll(4):
         for e in T.vectorized(2):
-            A[p * 4 + e] = low[p * 2 + e]
+            A[a0 + p * 4 + e] = low[p * 2 + e]
         for e in T.vectorized(2):
-            A[p * 4 + 2 + e] = high[p * 2 + e]
+            A[a0 + p * 4 + 2 + e] = high[p * 2 + e]
 
 
 @T.macro

@@ -50,11 +50,11 @@ def build(c: Config) -> Any:
             steps.assume_wide(k, 1)
             tx = T.get_thread_binding()
             T.pdl_sync()
-            T.pdl_trigger()
             warp = cta * warps + tx // 32
             t0, head = warp // c.H * TOKENS, warp % c.H
             _gates(c, a, b, A_log, dt_bias, g, beta, beta_scale, t0, head, NT, tx % 32)
             _inverse_norms(c, q, k, q_inv_norm, k_inv_norm, t0, head, NT, tx % 32 // 4, tx % 4)
+            T.pdl_trigger()
 
     return prepass
 

@@ -7,10 +7,9 @@
 
 One CTA owns `BV` = 32 rows of one value head of one request (`head_batch` > 1: 32 / head_batch rows of each of as many
 value heads of one key head). Shared memory holds k, q, v of a block of 16 tokens and, until the solve, the state. A
-block has three barriers:
+warp stages and multiplies its own 8 rows, so a block has two barriers:
 
-    tokens are there    warp 2: token products; warp 3: gates
-    state is there      all: products of 16 rows with 8 or 16 k (warps 0, 1) or q (warps 2, 3)
+    tokens are there    warp 2: token products; warp 3: gates; each warp, when its rows are there: products with k and q
     products are there  each warp alone, for 8 rows: solve four tokens, update and store their states, next four
 
 Loads are issued in the order in which they are needed: a load returns after those that the SM issued before it, and
@@ -98,14 +97,14 @@ def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale
     q_norm = T.alloc_shared((TM,), "float32")
     decay_s = T.alloc_shared((c.head_batch, TM), "float32")
     beta_s = T.alloc_shared((c.head_batch, TM), "float32")
-    Y_s = T.alloc_shared((c.BV, 2 * TM + 8), "float32")
+    Y_s = T.alloc_shared((c.BV, 2 * TM + 4), "float32")
     w_s = T.alloc_shared((4, TM, ROWS_PER_WARP), "float32")
     o_s = T.alloc_shared((4, TM, ROWS_PER_WARP), "bfloat16")
     stage = T.alloc_shared((4 * 2 * ROWS_PER_WARP * c.K,), c.pool)  # of the stores; before them the state as loaded
     warp, lane = tx // 32, tx % 32
     g, quad = lane // 4, lane % 4
     head = warp // (4 // c.head_batch)
-    pitch = c.K + PADDING[c.pool]
+    pitch, wide = c.K + PADDING[c.pool], c.K + PADDING["float32"]
     S = T.alloc_local((c.K // 4,), "float32")  # of rows lane // 16 + 2 i of this warp, 8 columns each
     own = T.alloc_local((c.K // 4,), c.pool)
     R, Q = T.alloc_local((TM,), "float32"), T.alloc_local((4,), "float32")
@@ -117,14 +116,13 @@ def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale
         norm = T.alloc_local((1,), "float32")
     few = N * (c.HV // c.head_batch) * (c.V * c.head_batch // c.BV) <= c.direct_up_to
     if c.blocks:
-        carried_s = T.alloc_shared((c.BV * (c.K + PADDING["float32"]),), "float32")
-        rows.stage_state(c, pool, slot, h0, v0, stage, pitch, tx)
+        carried_s = T.alloc_shared((c.BV * wide,), "float32")
+        rows.stage_state(c, pool, slot, h, r0, stage, pitch, warp, lane)
         T.ptx_wait_group(0)
-        T.sync_threads()
+        T.sync_warp()
         rows.own_rows(c, stage, pitch, own, warp, lane)
         for i in T.unroll(c.K // 4):
             S[i] = T.cast(own[i], "float32")
-        T.sync_threads()
 
     for block in T.serial(T.ceildiv(length, TM) if c.blocks else T.min(length, 1)):
         t0 = start + block * TM
@@ -147,7 +145,7 @@ def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale
         if c.blocks:
             rows.share_rows(c, S, carried_s, warp, lane)
         else:
-            rows.stage_state(c, pool, slot, h0, v0, stage, pitch, tx)
+            rows.stage_state(c, pool, slot, h, r0, stage, pitch, warp, lane)
         T.pdl_trigger()
         T.ptx_wait_group(0 if c.blocks else 1)
         T.sync_threads()
@@ -165,17 +163,11 @@ def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale
                     steps.share_gates(gates, *gate[i], c.raw_gates, decay_s, beta_s, b, lane % TM, lane % TM < L)
         if not c.blocks:
             T.ptx_wait_group(0)
-            T.sync_threads()
+        T.sync_warp()
         for tiles in (1, 2):
             if (L <= TM // 2) == (tiles == 1):
-                if c.blocks:
-                    steps.share_readouts(
-                        KQ_s, carried_s, c.K + PADDING["float32"], 3, Y_s, warp % 2 * 16, warp // 2, tiles, c.K, g, quad
-                    )
-                else:
-                    steps.share_readouts(
-                        KQ_s, stage, pitch, PARTS[c.pool], Y_s, warp % 2 * 16, warp // 2, tiles, c.K, g, quad
-                    )
+                state, width, parts = (carried_s, wide, PARTS["float32"]) if c.blocks else (stage, pitch, PARTS[c.pool])
+                steps.share_readouts(KQ_s, state, width, parts, Y_s, warp * ROWS_PER_WARP, tiles, c.K, g, quad)
         if not c.blocks:
             rows.own_rows(c, stage, pitch, own, warp, lane)
         T.sync_threads()

@@ -93,7 +93,6 @@ def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale
 
     if length > 0:
         token.load_rows(pool, (slot, h), v0 + i0, col, state, rows, chunks, c.lanes)
-    T.pdl_trigger()
     for block in T.serial(T.ceildiv(length, TM)):
         t0 = start + block * TM
         L = T.min(length - block * TM, TM)
@@ -116,6 +115,7 @@ def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale
                     o[t0 + t, h, v0 + i0 + r * (32 // c.lanes)] = T.cast(o_t[r], "bfloat16")
             if block * TM + t < stored:
                 token.store_rows(state, states, (row, block * TM + t, h), v0 + i0, col, rows, chunks, c.lanes)
+    T.pdl_trigger()  # earlier, CTAs of the next launch would take room among those of this one
     if c.commit and length > 0:
         token.store_rows(state, pool, (slot, h), v0 + i0, col, rows, chunks, c.lanes)
 

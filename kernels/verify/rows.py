@@ -17,16 +17,15 @@ PADDING = {"bfloat16": QUAD, "float16": QUAD, "float32": 4}  # of a row in share
 
 
 @T.macro
-def stage_state(c, pool, slot, h0, v0, state, pitch: int, tx):
-    """state[r * pitch :] = row r of this CTA's, asynchronously."""
+def stage_state(c, pool, slot, h, r0, state, pitch: int, warp, lane):
+    """state[i * pitch :] = row r0 + i - 8 warp of pool[slot, h], for the 8 rows of this warp, asynchronously."""
     chunk = 16 // BYTES[c.pool]
-    rows = c.BV // c.head_batch
-    for i in T.unroll(c.BV * c.K // chunk // c.threads):
-        r = (i * c.threads + tx) // (c.K // chunk)
-        col = (i * c.threads + tx) % (c.K // chunk) * chunk
+    for i in T.unroll(ROWS_PER_WARP * c.K // chunk // 32):
+        r = (i * 32 + lane) // (c.K // chunk)
+        col = (i * 32 + lane) % (c.K // chunk) * chunk
         T.ptx_cp_async(
-            T.access_ptr(state[r * pitch + col], "w", chunk),
-            T.access_ptr(pool[slot, h0 + r // rows, v0 + r % rows, col], "r", chunk),
+            T.access_ptr(state[(warp * ROWS_PER_WARP + r) * pitch + col], "w", chunk),
+            T.access_ptr(pool[slot, h, r0 + r, col], "r", chunk),
             chunk,
         )
     T.ptx_commit_group()
@@ -34,7 +33,7 @@ def stage_state(c, pool, slot, h0, v0, state, pitch: int, tx):
 
 @T.macro
 def share_rows(c, S, carried_s, warp, lane):
-    """The carried rows of this warp, in fp32, for the warps that multiply them."""
+    """The carried rows of this warp, in fp32, for all its lanes."""
     wide = 16 // BYTES[c.pool]
     for i in T.unroll(4):
         for piece in T.unroll(CHUNK // wide):

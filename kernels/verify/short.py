@@ -78,7 +78,7 @@ def _rows(c, rows: int, cta, tx, qkv, gates, pool, state_indices, cu_seqlens, o,
         t = T.max(T.min(start + i, NT - 1), 0)
         lone_warps.load_token(c, q, k, gates, buffers[i][0], t, h, col, chunks)
         lone_warps.load_values(c, v, raw_v[i], t, h, row, rows)
-    lone_warps.load_state(c, present, pool, slot, h, row, col, state, rows, chunks)
+    lone_warps.load_state(c, pool, slot, h, row, col, state, rows, chunks)
     T.pdl_trigger()
     for i in tuple(range(c.tokens)):
         lone_warps.prepare_token(c, gates, *buffers[i], scale, chunks)
