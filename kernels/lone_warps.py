@@ -5,9 +5,9 @@ owns `32 / lanes * rows` rows of one value head of one request: fewer while ther
 more where loading and normalising q and k weighs. Both are in one program, so that N never causes a compilation.
 
 What every such program does for latency: all loads are issued before any is waited for, in the order in which they are
-needed (a load returns after those that the SM issued before it, and only the states come from DRAM), and nothing is
-tested before them: a branch would hold back all other loads until the index is there. Padding loads the nearest slot
-and keeps nothing of it; another request may write that slot meanwhile.
+needed (a load returns after those that the SM issued before it, and only the states come from DRAM), and no branch
+stands before them: that would hold back all other loads until the index is there. So padding is a predicate of the
+state's loads, or loads the nearest slot, which another request may be writing, and keeps nothing of it.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -99,10 +99,24 @@ def load_values(c, v, raw_v, t, head, row, rows: int):
 
 
 @T.macro
-def load_state(c, pool, slot, head, row, col, state, rows: int, chunks: int):
-    """state = this lane's part of pool[slot, head]; of the nearest slot where there is no such slot."""
+def load_state(c, present, pool, slot, head, row, col, state, rows: int, chunks: int):
+    """state = this lane's part of pool[slot, head], or zeros where not `present`."""
+    for r in T.unroll(rows):
+        for j in T.unroll(chunks):
+            for e in T.vectorized(CHUNK):
+                state[r, j, e] = T.if_then_else(
+                    present,
+                    pool[slot, head, row + r * (32 // c.lanes), (j * c.lanes + col) * CHUNK + e],
+                    T.cast(0, pool.dtype),
+                )
+
+
+@T.macro
+def load_nearest_state(c, pool, slot, head, row, col, state, rows: int, chunks: int):
+    """state = this lane's part of pool[slot, head], or of the nearest slot where there is no such slot."""
     nearest = T.alloc_var("int32")  # a variable: inside the address it would be computed in 64 bits
     nearest = T.max(T.min(slot, pool.shape[0] - 1), 0)
+    T.sync_warp()  # keeps the compiler from moving these loads, the slowest, ahead of the others
     for r in T.unroll(rows):
         for j in T.unroll(chunks):
             for e in T.vectorized(CHUNK):

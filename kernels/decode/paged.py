@@ -116,7 +116,7 @@ def _rows(c, rows: int, cta, tx, qkv, gates, pool, read, write, o, scale):
     present = source >= 0 and source < SLOTS
     lone_warps.load_token(c, q, k, gates, raw, n, h, col, chunks)
     lone_warps.load_values(c, v, raw_v, n, h, row, rows)
-    lone_warps.load_state(c, pool, source, h, row, col, state, rows, chunks)
+    lone_warps.load_state(c, present, pool, source, h, row, col, state, rows, chunks)
     T.pdl_trigger()
     lone_warps.prepare_token(c, gates, raw, ready, scale, chunks)
     for r in T.unroll(rows):

@@ -9,7 +9,7 @@ holds its rows in registers, `lanes` neighbouring lanes a row; there is no share
 The arithmetic is that of kernels/recurrent_steps.py, so one token has the bits of a decode call. Over several tokens
 the state stays fp32 and only its stored copies are rounded; with `lossless` each token starts from the stored copy.
 
-Registers: at most 128 for one token, 168 for two.
+Registers: at most 128; 168 for two tokens of a 16-bit pool.
 """
 
 # mypy: disable-error-code="no-untyped-def, valid-type"
@@ -78,7 +78,7 @@ def _rows(c, rows: int, cta, tx, qkv, gates, pool, state_indices, cu_seqlens, o,
         t = T.max(T.min(start + i, NT - 1), 0)
         lone_warps.load_token(c, q, k, gates, buffers[i][0], t, h, col, chunks)
         lone_warps.load_values(c, v, raw_v[i], t, h, row, rows)
-    lone_warps.load_state(c, pool, slot, h, row, col, state, rows, chunks)
+    lone_warps.load_nearest_state(c, pool, slot, h, row, col, state, rows, chunks)
     T.pdl_trigger()
     for i in tuple(range(c.tokens)):
         lone_warps.prepare_token(c, gates, *buffers[i], scale, chunks)
