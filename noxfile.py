@@ -131,6 +131,12 @@ def prepass(session: nox.Session) -> None:
 
 
 @in_env("gates")
+def replay(session: nox.Session) -> None:
+    """Gate 5: verify that stores no states, against the reference, on the emulator or the GPU."""
+    run_pytest(session, "--gate", "5")
+
+
+@in_env("gates")
 def bench(session: nox.Session) -> None:
     """Gate 7, then kernels, peers and ceilings side by side (Hopper GPU; options: tests/bench/options.py)."""
     run_pytest(session, "--gate", "7")

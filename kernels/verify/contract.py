@@ -26,7 +26,7 @@ def packed(name: str, x: Tensor, dims: int) -> Tensor:
     return x
 
 
-def check(
+def check_inputs(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -34,13 +34,10 @@ def check(
     state_indices: Tensor,
     cu_seqlens: Tensor,
     o: Tensor,
-    intermediate_states: Tensor,
-    intermediate_indices: Tensor,
-    cache_steps: int | None,
 ) -> tuple[Tensor, ...]:
-    """Types, dtypes, shapes and devices of everything but the gates; see `recurrent_gated_delta_rule_verify`.
+    """Types, dtypes, shapes and devices of everything but the gates and where states are kept.
 
-    Returns the tensors in their order, the indices with canonical strides and N row indices.
+    Returns the tensors in their order, the indices with canonical strides.
     """
     if not isinstance(q, Tensor) or q.dim() != 3:
         raise ValueError(f"q has shape {tuple(getattr(q, 'shape', ()))}, must be (NT, H, K)")
@@ -59,15 +56,37 @@ def check(
     checks.tensor("state_indices", state_indices, (None,), INDEX, device)
     N = state_indices.shape[0]
     checks.tensor("cu_seqlens", cu_seqlens, (N + 1,), INDEX, device)
-    checks.tensor("intermediate_states", intermediate_states, (None, None, HV, V, K), (ssm_states.dtype,), device)
-    checks.tensor("intermediate_indices", intermediate_indices, (None,), INDEX, device, least=(N,))
     state_indices = checks.inner_contiguous("state_indices", state_indices, 1)
     cu_seqlens = checks.inner_contiguous("cu_seqlens", cu_seqlens, 1)
+    return q, k, v, ssm_states, state_indices, cu_seqlens, o
+
+
+def check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ssm_states: Tensor,
+    state_indices: Tensor,
+    cu_seqlens: Tensor,
+    o: Tensor,
+    intermediate_states: Tensor,
+    intermediate_indices: Tensor,
+    cache_steps: int | None,
+) -> tuple[Tensor, ...]:
+    """`check_inputs`, and where states are kept; see `recurrent_gated_delta_rule_verify`.
+
+    Returns the tensors in their order, the indices with canonical strides and N row indices.
+    """
+    inputs = check_inputs(q, k, v, ssm_states, state_indices, cu_seqlens, o)
+    NT, N, device = q.shape[0], state_indices.shape[0], q.device
+    kept = (None, None, *ssm_states.shape[1:])
+    checks.tensor("intermediate_states", intermediate_states, kept, (ssm_states.dtype,), device)
+    checks.tensor("intermediate_indices", intermediate_indices, (None,), INDEX, device, least=(N,))
     rows = checks.inner_contiguous("intermediate_indices", intermediate_indices, 1)[:N]
     _check_steps(NT, N, intermediate_states.shape[1], cache_steps)
     if device.type == "cpu":
-        _check_cu_seqlens(cu_seqlens, NT, intermediate_states.shape[1] if cache_steps is None else cache_steps)
-    return q, k, v, ssm_states, state_indices, cu_seqlens, o, intermediate_states, rows
+        _check_cu_seqlens(inputs[5], NT, intermediate_states.shape[1] if cache_steps is None else cache_steps)
+    return *inputs, intermediate_states, rows
 
 
 def _check_steps(NT: int, N: int, D: int, cache_steps: int | None) -> None:
@@ -84,16 +103,22 @@ def _check_steps(NT: int, N: int, D: int, cache_steps: int | None) -> None:
         )
 
 
-def _check_cu_seqlens(cu_seqlens: Tensor, NT: int, bound: int) -> None:
-    """On the host the values can be checked for nothing; on a device that would be a synchronisation."""
+def longest(cu_seqlens: Tensor, NT: int) -> int:
+    """Tokens of the longest request. Raises ValueError for values that make no sense."""
     starts = cu_seqlens.tolist()
     lengths = [end - start for start, end in itertools.pairwise(starts)]
     if starts[0] != 0 or starts[-1] > NT or min(lengths, default=0) < 0:
         raise ValueError(f"cu_seqlens is {starts}, must start at 0, never decrease and end at most at {NT}")
-    if max(lengths, default=0) > bound:
+    return max(lengths, default=0)
+
+
+def _check_cu_seqlens(cu_seqlens: Tensor, NT: int, bound: int) -> None:
+    """On the host the values can be checked for nothing; on a device that would be a synchronisation."""
+    tokens = longest(cu_seqlens, NT)
+    if tokens > bound:
         raise ValueError(
-            f"a request has {max(lengths)} tokens, intermediate_states keeps {bound} steps; allocate at least "
-            f"{max(lengths)} in dimension 1"
+            f"a request has {tokens} tokens, intermediate_states keeps {bound} steps; allocate at least "
+            f"{tokens} in dimension 1"
         )
 
 
@@ -130,7 +155,7 @@ def check_norms(
     return tuple(checks.inner_contiguous(name, x, 2) for name, x in norms.items() if x is not None)
 
 
-def launchable(
+def launchable_inputs(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -138,10 +163,8 @@ def launchable(
     state_indices: Tensor,
     cu_seqlens: Tensor,
     o: Tensor,
-    intermediate_states: Tensor,
-    intermediate_indices: Tensor,
 ) -> tuple[Tensor, ...]:
-    """What `check` returned as the SM90 programs take it: canonical strides throughout; views, never copies.
+    """What `check_inputs` returned as the SM90 programs take it: canonical strides throughout; views, never copies.
 
     Raises ValueError for what the programs need beyond the contract: a Hopper GPU, the state shapes they are built for,
     and 16-byte accesses.
@@ -153,9 +176,13 @@ def launchable(
         state_indices,
         cu_seqlens,
         checks.wide("o", o, 1),
-        checks.wide("intermediate_states", intermediate_states, 2),
-        intermediate_indices,
     )
+
+
+def launchable(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """What `check` returned, as `launchable_inputs`."""
+    *inputs, intermediate_states, rows = tensors
+    return *launchable_inputs(*inputs), checks.wide("intermediate_states", intermediate_states, 2), rows
 
 
 def check_head_batch(head_batch: int, q: Tensor, v: Tensor, lossless: bool) -> None:

@@ -12,6 +12,7 @@ import torch
 
 import tests.decode.test_dense_programs as dense
 import tests.prepass.test_programs as prepass
+import tests.replay.test_programs as replay
 import tests.verify.test_lossless_contract as lossless
 import tests.verify.test_programs as chunk
 from kernels import runtime
@@ -109,6 +110,7 @@ PROGRAMS = (
     Program("kernels.verify.recurrent", lossless.CONFIGS[0]),
     Program("kernels.prepass.program", prepass.CONFIGS[0]),
     SHORT,
+    replay.VARIANTS[0],
 )
 
 

@@ -1,0 +1,99 @@
+"""The public function of replay: check once, allocate the output if there is none, launch.
+
+CUDA tensors run one TileLang program on torch's current stream, without synchronisation and, with `o` given, without
+allocation: the call can be captured in a CUDA graph, and a replay sees changed indices, inputs and states. CPU tensors
+compute `reference.pool` through the same checks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import reference.gating
+import reference.pool
+from kernels import checks, runtime
+from kernels.replay import contract
+from kernels.replay.plan import plan
+from kernels.verify.contract import launchable_inputs, packed
+from reference.recurrence import softmax_scale
+
+
+def verify(
+    A_log: Tensor,
+    a: Tensor,
+    dt_bias: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    b: Tensor,
+    ssm_states: Tensor,
+    cache_indices: Tensor,
+    query_start_loc: Tensor,
+    *,
+    max_tokens: int = 16,
+    o: Tensor | None = None,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = True,
+    allow_neg_eigval: bool = False,
+) -> Tensor:
+    """Run the draft tokens of every request from its state and return their outputs; no state is stored anywhere.
+
+    The recurrence, per request and value head (reference/recurrence.py):
+        S = exp(g_t) S;  u_t = beta_t (v_t - S k_t);  S = S + u_t k_t^T;  o_t = S q_t
+
+    Finite inputs are assumed within a request: a NaN or an infinity spoils all outputs of its request, and of no other.
+    A state after accepted tokens follows from the pool and from q, k, v, a and b, which are the smallest exact record
+    of it: a caller who will need that state keeps the five tensors, and leaves the slot as it is until then.
+
+    Args:
+        A_log: [HV] fp32. dt_bias: [HV] fp32, bf16 or fp16. a, b: [NT, HV] or [1, NT, HV], any strides.
+        q, k: [1, NT, H, K] or [NT, H, K]; v: the same with HV, V. bf16. Token pitch free, [heads, dim] contiguous.
+        ssm_states: [slots, HV, V, K], K last, bf16, fp16 or fp32; slot pitch free. Read only.
+        cache_indices: int32 [N], the slot of each request; a negative one (or one beyond the pool) marks padding: its
+            output rows are zero, whatever the inputs hold. Requests may share a slot.
+        query_start_loc: int32 [N + 1], non-decreasing from 0: request n has tokens query_start_loc[n] to
+            query_start_loc[n + 1] - 1 of the NT packed ones; none at all is allowed. On a device the values are not
+            looked at: others than these give outputs without meaning, and write nothing outside `o`.
+        max_tokens: bound on the tokens of one request, 1 to 16. NT <= N * max_tokens. It never compiles anything.
+        o: output like v, written whole (rows of no request become zero). Allocated if None.
+        scale: of q, after its norm; None means K ** -0.5, and 0.0 means 0.0.
+        use_qk_l2norm_in_kernel: divide q and k by sqrt(sum of squares + 1e-6).
+        allow_neg_eigval: beta in (0, 2) instead of (0, 1).
+    Returns:
+        o, shaped like v.
+    Raises:
+        TypeError, ValueError: an argument is out of its limits. Nothing was launched or written.
+    """
+    if o is None:
+        packed("v", v, 3)
+        o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    result = o
+    q, k, v, o = (packed(name, x, 3) for name, x in (("q", q), ("k", k), ("v", v), ("o", o)))
+    a, b = packed("a", a, 2), packed("b", b, 2)
+    tensors = contract.check(q, k, v, ssm_states, cache_indices, query_start_loc, o, max_tokens)
+    gates = checks.raw_gates(a, b, A_log, dt_bias, v.shape[:2], v)
+    if not all(x.numel() for x in (v, ssm_states, cache_indices)):  # no tokens, no requests or no slot of any
+        o.zero_()
+        return result
+    if checks.computes_reference(q):
+        reference.pool.verify_gated_fwd(
+            q, k, v, *gates, *tensors[3:], scale=scale, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+            allow_neg_eigval=allow_neg_eigval, dtype=reference.gating.working_dtype(q, ssm_states),
+        )  # fmt: skip
+        return result
+    q, k, v, *paging = launchable_inputs(*tensors)
+    program = plan(
+        H=q.shape[1],
+        HV=v.shape[1],
+        K=q.shape[2],
+        V=v.shape[2],
+        pool=checks.dtype_name(ssm_states),
+        gate_dtype=checks.dtype_name(a),
+        bias_dtype=checks.dtype_name(dt_bias),
+        l2norm=use_qk_l2norm_in_kernel,
+    )
+    runtime.launch(
+        program, q, k, v, *gates, *paging, softmax_scale(scale, q.shape[2]), 2.0 if allow_neg_eigval else 1.0
+    )
+    return result

@@ -1,0 +1,28 @@
+"""What the programs of replay are built from; importing it needs no compiler, so that CPU tensors need none either."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Static configuration. N, tokens, pool size, pitches and scales are run-time arguments."""
+
+    H: int
+    HV: int
+    pool: str = "bfloat16"
+    gate_dtype: str = "bfloat16"  # of a and b
+    bias_dtype: str = "float32"  # of dt_bias
+    l2norm: bool = True
+    K: int = 128
+    V: int = 128
+    tiles: int = 4  # of 8 state rows that a warp owns
+    few_tiles: int = 1  # the same while requests are few
+    ctas: int = 396  # at most, as many as an H200 runs at once; each goes through several pieces of work
+    threads: int = 128
+    blocks_per_sm: int = 3  # caps registers at 168
+
+    @property
+    def warps(self) -> int:
+        return self.threads // 32

@@ -1,0 +1,23 @@
+"""The programs of replay, from shapes and dtypes alone. Nothing here reads a tensor, a device or the environment."""
+
+from __future__ import annotations
+
+import functools
+
+from kernels.replay.config import Config
+from kernels.runtime import Program
+from kernels.tile import TM
+
+#: tokens of the longest request
+MOST_TOKENS = TM
+
+
+@functools.cache
+def plan(*, H: int, HV: int, K: int, V: int, pool: str, gate_dtype: str, bias_dtype: str, l2norm: bool) -> Program:
+    """The program of verify for these static facts; N, the pool size and all pitches are run-time arguments of it."""
+    # A warp holds its rows of the state in 64 registers a lane, or in fewer while requests are few.
+    tiles = min(2 if pool == "float32" else 4, V // 32)
+    config = Config(
+        H=H, HV=HV, pool=pool, gate_dtype=gate_dtype, bias_dtype=bias_dtype, l2norm=l2norm, K=K, V=V, tiles=tiles
+    )
+    return Program("kernels.replay.outputs", config)
