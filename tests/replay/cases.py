@@ -31,11 +31,13 @@ def run(case: Case, max_tokens: int = 16) -> Tensor:
     )  # fmt: skip
 
 
-def split(monkeypatch: pytest.MonkeyPatch, ctas: int) -> None:
+def split(monkeypatch: pytest.MonkeyPatch, ctas: int | None) -> None:
     """Calls run a program that starts at most so many CTAs, each with as many pieces of the work as that takes.
 
-    With a few of them all work has the larger tile.
+    With a few of them all work has the larger tile. None: as the plan says.
     """
+    if ctas is None:
+        return
     plan = replay.api.plan
 
     def with_ctas(**facts: Any) -> Program:

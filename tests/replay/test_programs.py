@@ -54,18 +54,18 @@ def test_the_plan_does_not_depend_on_how_many(N: int, evidence: Evidence) -> Non
 
 
 #: (sanitizer, most CTAs, options of the case)
-SANITIZED: tuple[tuple[sanitize.Sanitizer, int, dict[str, Any]], ...] = (
-    ("thread", 528, {"T": (12, 7)}),
+SANITIZED: tuple[tuple[sanitize.Sanitizer, int | None, dict[str, Any]], ...] = (
+    ("thread", None, {"T": (12, 7)}),
     ("thread", 3, {"T": (12, 0, 7)}),
     ("thread", 3, {"T": (7, 12), "pool": torch.float32}),
-    ("address", 528, {"T": (12, 0, 7), "pitched": True}),
+    ("address", None, {"T": (12, 0, 7), "pitched": True}),
     ("address", 3, {"T": (12, 0, 7), "pitched": True}),
-    ("undefined", 528, {"T": (12, 0, 7), "pitched": True}),
+    ("undefined", None, {"T": (12, 0, 7), "pitched": True}),
     ("undefined", 3, {"T": (12, 0, 7), "pitched": True}),
 )
 
 
-def launched(ctas: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Program, tuple[Any, ...]]:
+def launched(ctas: int | None, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Program, tuple[Any, ...]]:
     """The launch of a case, with padding and a senseless length if asked for, without running it."""
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(runtime, "cpu_launcher", lambda *call: calls.append(call))
@@ -84,7 +84,7 @@ def launched(ctas: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tupl
 @pytest.mark.criterion("5.17")
 @pytest.mark.parametrize(("sanitizer", "ctas", "options"), SANITIZED, ids=str)
 def test_sanitizers(
-    sanitizer: sanitize.Sanitizer, ctas: int, options: dict[str, Any], evidence: Evidence,
+    sanitizer: sanitize.Sanitizer, ctas: int | None, options: dict[str, Any], evidence: Evidence,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     program, args = launched(ctas, monkeypatch, **options)
@@ -99,7 +99,7 @@ def test_sanitizers(
 def test_senseless_lengths_under_sanitizers(
     cu_seqlens: tuple[int, ...], sanitizer: sanitize.Sanitizer, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program, args = launched(528, monkeypatch, T=(12, 12), cu_seqlens=cu_seqlens)
+    program, args = launched(None, monkeypatch, T=(12, 12), cu_seqlens=cu_seqlens)
     report = sanitize.run(runtime.lower(program), args, sanitizer)
     assert report.error is None, report.error
     evidence.equal(f"{sanitizer} sanitizer findings", report.findings, [])

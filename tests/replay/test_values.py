@@ -16,15 +16,15 @@ from tests.verify.one_token import different
 pytestmark = pytest.mark.usefixtures("emulator")
 
 POOLS = (torch.bfloat16, torch.float16, torch.float32)
-#: most CTAs of a program: enough to give few requests the smaller tile; fewer than there is work
-SPLITS = (528, 3)
+#: most CTAs of a program: those of the plan, which give few requests the smaller tile; fewer than there is work
+SPLITS = (None, 3)
 
 
 @pytest.mark.criterion("5.1", "5.2")
 @pytest.mark.parametrize("T", range(1, 17))
 @pytest.mark.parametrize("ctas", SPLITS)
 def test_every_number_of_tokens(
-    ctas: int, T: int, device: torch.device, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+    ctas: int | None, T: int, device: torch.device, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split(monkeypatch, ctas)
     case = make(N=2, T=T, seed=T, device=device)
@@ -36,7 +36,7 @@ def test_every_number_of_tokens(
 @pytest.mark.parametrize("ctas", SPLITS)
 @pytest.mark.parametrize("pool", POOLS[1:], ids=str)
 def test_pool_dtypes(
-    pool: torch.dtype, ctas: int, device: torch.device, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+    pool: torch.dtype, ctas: int | None, device: torch.device, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split(monkeypatch, ctas)
     for lengths in ((1, 4, 5), (8, 9, 16)):
@@ -49,7 +49,7 @@ def test_pool_dtypes(
 @pytest.mark.parametrize("ctas", SPLITS)
 @pytest.mark.parametrize("of", ("state", "values"))
 def test_either_term_alone(
-    of: str, ctas: int, device: torch.device, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+    of: str, ctas: int | None, device: torch.device, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """o is a sum of what the state gives and what the values give: neither hides behind the other."""
     split(monkeypatch, ctas)
@@ -64,7 +64,11 @@ def test_either_term_alone(
 @pytest.mark.parametrize("ctas", SPLITS)
 @pytest.mark.parametrize("lengths", ((1, 2, 3, 16), (0, 0), (0, 12, 0), (16, 0, 1), (9, 8, 0, 7, 13, 0)), ids=str)
 def test_ragged(
-    lengths: tuple[int, ...], ctas: int, device: torch.device, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+    lengths: tuple[int, ...],
+    ctas: int | None,
+    device: torch.device,
+    evidence: Evidence,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     split(monkeypatch, ctas)
     case = make(T=lengths, tail=5, device=device)
@@ -91,7 +95,9 @@ def test_a_pool_without_slots_is_all_padding(device: torch.device) -> None:
 
 @pytest.mark.criterion("5.4")
 @pytest.mark.parametrize("ctas", SPLITS)
-def test_padding_is_zero(ctas: int, device: torch.device, evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_is_zero(
+    ctas: int | None, device: torch.device, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """-1 and indices beyond the pool; NaN in their tokens, in the tokens of no request, and in every unused slot."""
     split(monkeypatch, ctas)
     case = make(T=(12, 7, 3, 16), slots=7, tail=2, device=device)
@@ -110,7 +116,7 @@ def test_padding_is_zero(ctas: int, device: torch.device, evidence: Evidence, mo
 @pytest.mark.parametrize("ctas", SPLITS)
 @pytest.mark.parametrize("pool", POOLS, ids=str)
 def test_pitches(
-    pool: torch.dtype, ctas: int, device: torch.device, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+    pool: torch.dtype, ctas: int | None, device: torch.device, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split(monkeypatch, ctas)
     case = make(T=(12, 7), pool=pool, pitched=True, tail=1, device=device)
@@ -152,7 +158,7 @@ def test_head_groups(H: int, HV: int, device: torch.device, evidence: Evidence) 
 @pytest.mark.parametrize("ctas", SPLITS)
 @pytest.mark.parametrize("V", (64, 256))
 def test_value_dim_is_not_key_dim(
-    V: int, ctas: int, device: torch.device, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+    V: int, ctas: int | None, device: torch.device, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split(monkeypatch, ctas)
     case = make(T=(5, 16), H=1, HV=2, V=V, device=device)
@@ -190,7 +196,7 @@ def test_bits_do_not_depend_on_the_split(
 ) -> None:
     """Small and large tiles, one piece of work a CTA and many: two runs and all splits have the same bits."""
     found = []
-    for ctas in (528, 528, 64, 3):
+    for ctas in (None, None, 64, 3):
         with monkeypatch.context() as patch:
             split(patch, ctas)
             case = make(T=(12, 1, 16, 0, 7), pool=pool, tail=1, device=device)
@@ -214,7 +220,7 @@ def alone(case: Case, n: int) -> Case:
 @pytest.mark.criterion("5.9")
 @pytest.mark.parametrize("ctas", SPLITS)
 def test_a_request_alone_and_in_a_batch(
-    ctas: int, device: torch.device, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+    ctas: int | None, device: torch.device, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = make(T=(3, 12, 16, 8), device=device)
     with monkeypatch.context() as patch:
