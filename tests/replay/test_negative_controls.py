@@ -54,8 +54,8 @@ def test_the_reference_itself_passes(name: str) -> None:
 @pytest.mark.criterion("5.15")
 @pytest.mark.parametrize("name", VISIBLE)
 def test_mutant_of_the_reference_is_seen(name: str, evidence: Evidence) -> None:
-    seen_by = [case for case, make_case in CASES.items() if is_seen(mutants.verify_gated_fwd(name), make_case)]
-    evidence.at_least("cases that see a mutant of the reference", len(seen_by), 1)
+    seen = any(is_seen(mutants.verify_gated_fwd(name), make_case) for make_case in CASES.values())
+    evidence.equal("mutant of the reference refused", seen, True)
 
 
 def other_key_head(found: re.Match[str]) -> str:
