@@ -117,10 +117,7 @@ def load_nearest_state(c, pool, slot, head, row, col, state, rows: int, chunks: 
     nearest = T.alloc_var("int32")  # a variable: inside the address it would be computed in 64 bits
     nearest = T.max(T.min(slot, pool.shape[0] - 1), 0)
     T.sync_warp()  # keeps the compiler from moving these loads, the slowest, ahead of the others
-    for r in T.unroll(rows):
-        for j in T.unroll(chunks):
-            for e in T.vectorized(CHUNK):
-                state[r, j, e] = pool[nearest, head, row + r * (32 // c.lanes), (j * c.lanes + col) * CHUNK + e]
+    token.load_rows(pool, (nearest, head), row, col, state, rows, chunks, c.lanes)
 
 
 @T.macro

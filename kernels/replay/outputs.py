@@ -28,6 +28,7 @@ from kernels.replay import tokens
 from kernels.replay.config import Config
 from kernels.steps import bf16_part
 from kernels.tile import TM
+from kernels.verify import signature
 from kernels.verify.config import PARTS
 from kernels.warp import CHUNK, QUAD, mma
 
@@ -44,7 +45,7 @@ def build(c: Config) -> Any:
 
     q, k, v, a, b, A_log, dt_bias, pool, state_indices, cu_seqlens, o, scale, beta_scale.
     """
-    QT, KT, VT, OT, AT, BT, AlogT, BiasT, PoolT, IndexT, CuT = _types(c)
+    QT, KT, VT, OT, AT, BT, AlogT, BiasT, PoolT, _, IndexT, CuT, *_ = signature.types(c)
 
     @T.prim_func
     def replay_outputs(
@@ -54,25 +55,6 @@ def build(c: Config) -> Any:
         _body(c, q, k, v, (a, b, A_log, dt_bias, beta_scale), pool, state_indices, cu_seqlens, o, scale)
 
     return replay_outputs
-
-
-def _types(c: Config) -> tuple[Any, ...]:
-    NT, N, SLOTS = (T.dynamic(name) for name in ("NT", "N", "SLOTS"))
-    ldq, ldk, ldv, ldo, ldp = (T.dynamic(f"ld{x}") for x in ("q", "k", "v", "o", "p"))
-    lda, ldb, la, lb = (T.dynamic(name) for name in ("lda", "ldb", "la", "lb"))
-    return (
-        T.StridedTensor((NT, c.H, c.K), (ldq, c.K, 1), "bfloat16"),
-        T.StridedTensor((NT, c.H, c.K), (ldk, c.K, 1), "bfloat16"),
-        T.StridedTensor((NT, c.HV, c.V), (ldv, c.V, 1), "bfloat16"),
-        T.StridedTensor((NT, c.HV, c.V), (ldo, c.V, 1), "bfloat16"),
-        T.StridedTensor((NT, c.HV), (lda, la), c.gate_dtype),
-        T.StridedTensor((NT, c.HV), (ldb, lb), c.gate_dtype),
-        T.Tensor((c.HV,), "float32"),
-        T.Tensor((c.HV,), c.bias_dtype),
-        T.StridedTensor((SLOTS, c.HV, c.V, c.K), (ldp, c.V * c.K, c.K, 1), c.pool),
-        T.Tensor((N,), "int32"),
-        T.Tensor((N + 1,), "int32"),
-    )
 
 
 def _items(c, N, tiles: int):
@@ -105,8 +87,8 @@ def _shared(c):
     """k and q, v (both of two pieces of work), gram, k_norm, q_norm, decay, beta, M, N, by_q, P."""
     rows = c.warps * 8 * max(c.tiles, c.few_tiles)
     return (
-        T.alloc_shared((2, 2 * TM, c.K + QUAD), "bfloat16"),  # padded: a quarter warp reads 2 rows without conflicts
-        T.alloc_shared((2, TM, rows + 16), "bfloat16"),  # padded: so that four tokens are read without conflicts
+        T.alloc_shared((2 * 2 * TM, c.K + QUAD), "bfloat16"),  # padded: a quarter warp reads 2 rows without conflicts
+        T.alloc_shared((2 * TM, rows + 16), "bfloat16"),  # padded: so that four tokens are read without conflicts
         T.alloc_shared((2, tokens.AHEAD, tokens.PITCH), "float32"),
         *(T.alloc_shared((tokens.AHEAD,), "float32") for _ in range(4)),
         *(T.alloc_shared((TM, tokens.PITCH), "float32") for _ in range(2)),
@@ -146,10 +128,9 @@ def _rows(c, tiles: int, cta, tx, shared, q, k, v, gates, pool, state_indices, c
         next_slot = state_indices[ahead // (c.HV * of_v)]
         next_start = T.max(cu_seqlens[ahead // (c.HV * of_v)], 0)
         next_L = T.min(T.min(cu_seqlens[ahead // (c.HV * of_v) + 1], NT) - next_start, TM)
+        # Else they would be carried from one piece of work to the next, in registers that are not there.
         for i in tuple(range(len(raw))):
-            T.clear(
-                raw[i]
-            )  # else they would be carried from one piece of work to the next, in registers that are not there
+            T.clear(raw[i])
         if warp == 3:
             steps.load_raw_gates(*gates, *raw, T.max(T.min(start + lane % TM, NT - 1), 0), h)
         nearest = T.max(T.min(slot, SLOTS - 1), 0)
@@ -167,7 +148,7 @@ def _rows(c, tiles: int, cta, tx, shared, q, k, v, gates, pool, state_indices, c
                 gates, *raw, True, T.view(decay, (1, tokens.AHEAD)), T.view(beta, (1, tokens.AHEAD)), 0, lane,
                 lane < L,
             )  # fmt: skip
-        tokens.share_products(KQ_s, buffer, gram, k_norm, q_norm, scale, c.l2norm, L, c.K, warp, g, quad)
+        tokens.share_products(KQ_s, buffer * 2 * TM, gram, k_norm, q_norm, scale, c.l2norm, L, c.K, warp, g, quad)
         T.sync_threads()
         T.clear(x)
         carry[tokens.BEHIND] = 0.0
@@ -181,7 +162,9 @@ def _rows(c, tiles: int, cta, tx, shared, q, k, v, gates, pool, state_indices, c
         T.sync_threads()
         for two_tiles in (False, True):
             if (L > TM // 2) == two_tiles:
-                tokens.share_operand(KQ_s, buffer, N_s, by_q, P_s, two_tiles, c.K, c.warps, warp, lane, g, quad)
+                tokens.share_operand(
+                    KQ_s, buffer * 2 * TM, N_s, by_q, P_s, two_tiles, c.K, c.warps, warp, lane, g, quad
+                )
         if turn + 1 < T.ceildiv(items - cta, c.ctas):
             _stage(
                 c, rows, q, k, v, KQ_s, V_s, 1 - buffer, next_start, next_L, ahead // of_v % c.HV,
@@ -208,27 +191,15 @@ def _rows(c, tiles: int, cta, tx, shared, q, k, v, gates, pool, state_indices, c
 @T.macro
 def _stage(c, rows: int, q, k, v, KQ_s, V_s, buffer, start, L, h, v0, tx):
     """Start loading the tokens of a piece of work."""
-    for i in T.unroll(2 * TM * c.K // CHUNK // c.threads):
-        t = (i * c.threads + tx) // (c.K // CHUNK) % TM
-        col = (i * c.threads + tx) % (c.K // CHUNK) * CHUNK
-        if i < TM * c.K // CHUNK // c.threads:
-            _copy(k, start + t, h // (c.HV // c.H), col, KQ_s[buffer, t, col], t < L)
-        else:
-            _copy(q, start + t, h // (c.HV // c.H), col, KQ_s[buffer, TM + t, col], t < L)
+    head = h // (c.HV // c.H)
+    steps.stage_tokens(k, KQ_s, buffer * 2 * TM, start, head, L, c.K, c.threads, tx)
+    steps.stage_tokens(q, KQ_s, buffer * 2 * TM + TM, start, head, L, c.K, c.threads, tx)
     for i in T.unroll(T.ceildiv(TM * rows // CHUNK, c.threads)):
         piece = i * c.threads + tx
         if piece < TM * rows // CHUNK:
             t, col = piece // (rows // CHUNK), piece % (rows // CHUNK) * CHUNK
-            _copy(v, start + t, h, v0 + col, V_s[buffer, t, col], t < L)
+            steps.stage_chunk(v, start + t, h, v0 + col, V_s, buffer * TM + t, col, t < L)
     T.ptx_commit_group()
-
-
-@T.macro
-def _copy(x, t, head, col, target, present):
-    """target[0:8] = x[t, head, col:] asynchronously, or zeros where not `present`."""
-    T.ptx_cp_async(
-        T.access_ptr(target, "w", CHUNK), T.access_ptr(x[t, head, col], "r", CHUNK), CHUNK, predicate=present
-    )
 
 
 @T.macro
@@ -243,7 +214,7 @@ def _outputs(c, tiles: int, two: bool, state, P_s, M_s, V_s, buffer, o, present,
     tokens.parts_of_table(M_s, A, two, g, quad)
     for p in tuple(range(4 if two else 2)):
         for e in T.vectorized(2 * tiles):
-            v_rows[p, e] = V_s[buffer, tokens.token_of(p, quad), r0 + g // 2 * (2 * tiles) + e]
+            v_rows[p, e] = V_s[buffer * TM + tokens.token_of(p, quad), r0 + g // 2 * (2 * tiles) + e]
     for i in T.unroll(tiles):
         for p in tuple(range(4)):
             if two or p < 2:

@@ -18,17 +18,18 @@ import tilelang.language as T
 
 from kernels.steps import inverse_norm
 from kernels.tile import TM
-from kernels.warp import CHUNK, QUAD, mma, rows_fragment
+from kernels.warp import CHUNK, QUAD, load_chunk, mma, rows_fragment
 
 PITCH = TM + 4  # of a [16, 16] table in shared memory: rows start 4 banks apart
 BEHIND, DECAY = 0, 1  # of `carry`: w for the lanes of Q; e^{G_j}
-AHEAD = TM + 1  # what a step loads for the next one may lie behind the last token, and is not used then
+AHEAD = TM + 1  # in the last step of Q the lanes of R load behind the last token, and do not use it
 
 
 @T.macro
-def share_products(KQ_s, buffer, gram, k_norm, q_norm, scale, l2norm: bool, L, K: int, warp, g, c):
+def share_products(KQ_s, row0, gram, k_norm, q_norm, scale, l2norm: bool, L, K: int, warp, g, c):
     """gram[0, i, t] = k_i . k_t and gram[1, i, t] = k_i . q_t, raw; the norms from the diagonals.
 
+    KQ_s has k in the 16 rows from row0 on and q in the next 16.
     k_norm[t] = 1 / |k_t|, q_norm[t] = scale / |q_t|. Warps 0, 1 take k, warps 2, 3 q; of both the second takes i >= 8,
     or nothing with at most 8 tokens.
     """
@@ -40,10 +41,10 @@ def share_products(KQ_s, buffer, gram, k_norm, q_norm, scale, l2norm: bool, L, K
         T.clear(sums)
         T.clear(squares)
         for j in T.unroll(K // QUAD):
-            _load_chunk(KQ_s, buffer, kind * TM + g, j, c, low)
-            _load_chunk(KQ_s, buffer, kind * TM + 8 + g, j, c, high)
+            load_chunk(KQ_s, row0 + kind * TM + g, j, c, low)
+            load_chunk(KQ_s, row0 + kind * TM + 8 + g, j, c, high)
             if kind == 1:
-                _load_chunk(KQ_s, buffer, tile * 8 + g, j, c, by)
+                load_chunk(KQ_s, row0 + tile * 8 + g, j, c, by)
             rows_fragment(low, high, A)
             _choose(tile == 0, low, high, own)
             if kind == 0:
@@ -175,7 +176,7 @@ def split_fragment(x, parts, two_tiles: bool):
 
 
 @T.macro
-def share_operand(KQ_s, buffer, N_s, by_q, P_s, two_tiles: bool, K: int, warps: int, warp, lane, g, c):
+def share_operand(KQ_s, row0, N_s, by_q, P_s, two_tiles: bool, K: int, warps: int, warp, lane, g, c):
     """P_s[s, :, lane, :] = fragments of the parts of P = diag(by_q) Q + N K, for 16 columns s of the state.
 
     The columns are those that a lane holds of a state row: 32 j + 8 c + 4 half + 0 to 3, s = 2 j + half.
@@ -192,10 +193,10 @@ def share_operand(KQ_s, buffer, N_s, by_q, P_s, two_tiles: bool, K: int, warps: 
         if j < K // QUAD:
             for i in T.unroll(4 if two_tiles else 2):
                 for e in T.vectorized(CHUNK):
-                    k_rows[i, e] = KQ_s[buffer, token_of(i, c), j * QUAD + g // 2 * CHUNK + e]
+                    k_rows[i, e] = KQ_s[row0 + token_of(i, c), j * QUAD + g // 2 * CHUNK + e]
             for r in T.unroll(2 if two_tiles else 1):
                 for e in T.vectorized(CHUNK):
-                    q_rows[r, e] = KQ_s[buffer, TM + r * 8 + g, j * QUAD + c * CHUNK + e]
+                    q_rows[r, e] = KQ_s[row0 + TM + r * 8 + g, j * QUAD + c * CHUNK + e]
             for half in T.unroll(2):
                 for tile in T.unroll(2):
                     at = half * 4 + tile * 2
@@ -220,10 +221,3 @@ def share_operand(KQ_s, buffer, N_s, by_q, P_s, two_tiles: bool, K: int, warps: 
                 for piece in T.unroll(2 if two_tiles else 1):
                     for e in T.vectorized(8):
                         P_s[j * 2 + half, piece, lane, e] = parts[piece * 8 + e]
-
-
-@T.macro
-def _load_chunk(x, buffer, row, j, c, chunk):
-    """Chunk j of lane c from a row of x[buffer] in shared memory."""
-    for e in T.vectorized(CHUNK):
-        chunk[e] = x[buffer, row, j * QUAD + c * CHUNK + e]

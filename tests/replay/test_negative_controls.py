@@ -13,7 +13,7 @@ from reference import mutants
 from tests.gate_engine import Evidence
 from tests.launch import mutate, refuses
 from tests.replay.cases import Case, check, make, padded, run, split
-from tests.verify.test_negative_controls import as_public, extreme, faint
+from tests.verify.test_negative_controls import extreme, faint, is_seen
 
 #: the kinds of inputs of this suite, in small
 CASES: dict[str, Callable[[], Case]] = {
@@ -36,17 +36,6 @@ INVISIBLE = (
     "norm_squared_in_bf16",
 )
 VISIBLE = [name for name in mutants.names("step", "sequence", "gating", "pool") if name not in INVISIBLE]
-
-
-def is_seen(function: Callable[..., None], make_case: Callable[[], Case]) -> bool:
-    """Whether `check` refuses what `function` computes."""
-    case = make_case()
-
-    def run_and_check() -> None:
-        case.run(as_public(function))
-        check(case, Evidence())
-
-    return refuses(run_and_check)
 
 
 @pytest.mark.criterion("5.15")
