@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from kernels import runtime
 from tests.emulator import EmulatedKernel, load
@@ -43,6 +44,18 @@ def refuses(check: Callable[[], object]) -> bool:
     except (AssertionError, IndexError, RuntimeError):
         return True
     return False
+
+
+def allocations(call: Callable[[], object]) -> int:
+    """CUDA allocations that torch makes during `call`; synchronising with the device in it raises."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return int(torch.cuda.memory_stats()["allocation.all.allocated"] - before)
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[runtime.Program, tuple[Any, ...]]]:

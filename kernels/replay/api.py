@@ -15,7 +15,7 @@ import reference.pool
 from kernels import checks, runtime
 from kernels.replay import contract
 from kernels.replay.plan import plan
-from kernels.verify.contract import launchable_inputs, packed
+from kernels.verify.contract import check_inputs, launchable_inputs, packed
 from reference.recurrence import softmax_scale
 
 
@@ -71,7 +71,8 @@ def verify(
     result = o
     q, k, v, o = (packed(name, x, 3) for name, x in (("q", q), ("k", k), ("v", v), ("o", o)))
     a, b = packed("a", a, 2), packed("b", b, 2)
-    tensors = contract.check(q, k, v, ssm_states, cache_indices, query_start_loc, o, max_tokens)
+    tensors = check_inputs(q, k, v, ssm_states, cache_indices, query_start_loc, o)
+    contract.check_tokens(tensors[5], q.shape[0], max_tokens)
     gates = checks.raw_gates(a, b, A_log, dt_bias, v.shape[:2], v)
     if not all(x.numel() for x in (v, ssm_states, cache_indices)):  # no tokens, no requests or no slot of any
         o.zero_()

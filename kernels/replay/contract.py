@@ -1,4 +1,4 @@
-"""What replay accepts. Every check raises before anything is launched or written."""
+"""What replay accepts beyond the inputs that it shares with verify (kernels/verify/contract.py)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,8 @@ from kernels.replay.plan import MOST_TOKENS
 from kernels.verify import contract
 
 
-def check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ssm_states: Tensor,
-    state_indices: Tensor,
-    cu_seqlens: Tensor,
-    o: Tensor,
-    max_tokens: int,
-) -> tuple[Tensor, ...]:
-    """Types, dtypes, shapes and devices of everything but the gates, and the lengths; see `kernels.replay.verify`.
-
-    Returns the tensors in their order, the indices with canonical strides.
-    """
-    tensors = contract.check_inputs(q, k, v, ssm_states, state_indices, cu_seqlens, o)
+def check_tokens(cu_seqlens: Tensor, NT: int, max_tokens: int) -> None:
+    """The NT tokens of the requests, and the bound on those of one; see `kernels.replay.verify`."""
     if max_tokens > MOST_TOKENS:
         raise ValueError(
             f"max_tokens is {max_tokens}, must be at most {MOST_TOKENS}; for longer requests call "
@@ -31,14 +18,13 @@ def check(
         )
     if max_tokens < 1:
         raise ValueError(f"max_tokens is {max_tokens}, must be between 1 and {MOST_TOKENS}; pass {MOST_TOKENS}")
-    NT, N = q.shape[0], state_indices.shape[0]
+    N = cu_seqlens.shape[0] - 1
     if N and N * max_tokens < NT:
         raise ValueError(
             f"{NT} tokens in {N} requests do not fit max_tokens = {max_tokens} each; {_remedy(-(-NT // N))}"
         )
-    if q.device.type == "cpu":
-        _check_lengths(tensors[5], NT, max_tokens)
-    return tensors
+    if cu_seqlens.device.type == "cpu":
+        _check_lengths(cu_seqlens, NT, max_tokens)
 
 
 def _check_lengths(cu_seqlens: Tensor, NT: int, max_tokens: int) -> None:

@@ -19,7 +19,7 @@ from reference.recurrence import Recurrence, recurrent
 from tests.decode.dense_cases import DenseCase, check, make
 from tests.emulator import sanitize
 from tests.gate_engine import Evidence
-from tests.launch import mutate, refuses, watch
+from tests.launch import allocations, mutate, refuses, watch
 from tests.machine_code import without_spills
 
 MODULE = "kernels.decode.dense_program"
@@ -232,12 +232,5 @@ def test_graph_replay_sees_changes(evidence: Evidence) -> None:
 def test_low_level_neither_allocates_nor_synchronises(evidence: Evidence) -> None:
     case = make(4, 1, device="cuda")
     case.run()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        case.run()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    evidence.equal("allocations in a call", torch.cuda.memory_stats()["allocation.all.allocated"] - before, 0)
+    evidence.equal("allocations in a call", allocations(case.run), 0)
     check(case, evidence)

@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels import decode, runtime
 from tests.decode.cases import DecodeCase, check, make, set_slots
 from tests.gate_engine import Evidence
-from tests.launch import emulate
+from tests.launch import allocations, emulate
 from tests.shapes import HEADS, POOLS
 from tests.verify.cases import Buffer, relative_l2
 from tests.verify.one_token import different
@@ -106,15 +106,7 @@ def test_neither_allocates_nor_synchronises(
     case = make(7, moves=moves, pitched=True, device="cuda")
     for kind in ("first", "known"):
         case.pool.storage.copy_(case.pool.before)
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_stats()["allocation.all.allocated"]
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            call(case)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        made = torch.cuda.memory_stats()["allocation.all.allocated"] - before
-        evidence.equal(f"allocations in a {kind} call", made, 0)
+        evidence.equal(f"allocations in a {kind} call", allocations(lambda: call(case)), 0)
         check(case, evidence)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from kernels import runtime
 from tests.gate_engine import Evidence
-from tests.launch import emulate
+from tests.launch import allocations, emulate
 from tests.replay.cases import check, make, relative_l2, run
 from tests.shapes import HEADS, POOLS
 from tests.verify.one_token import different
@@ -57,14 +57,7 @@ def test_it_runs_on_the_current_stream(evidence: Evidence) -> None:
 def test_no_allocation_and_no_synchronisation(evidence: Evidence) -> None:
     case = make(T=(12, 12), device="cuda")
     run(case)
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        run(case)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    evidence.equal("allocations in a call", torch.cuda.memory_stats()["allocation.all.allocated"] - before, 0)
+    evidence.equal("allocations in a call", allocations(lambda: run(case)), 0)
     check(case, evidence)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels import runtime, verify
 from tests.gate_engine import Evidence
-from tests.launch import emulate
+from tests.launch import allocations, emulate
 from tests.shapes import HEADS, POOLS
 from tests.verify.cases import Buffer, Case, check, make, relative_l2
 
@@ -61,14 +61,7 @@ def test_graph_replay_sees_changes(commit: bool, evidence: Evidence) -> None:
 def test_low_level_neither_allocates_nor_synchronises(evidence: Evidence) -> None:
     case = make(T=(12, 12), device="cuda")
     low_level(case)
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        low_level(case)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    evidence.equal("allocations in a call", torch.cuda.memory_stats()["allocation.all.allocated"] - before, 0)
+    evidence.equal("allocations in a call", allocations(lambda: low_level(case)), 0)
     check(case, evidence)
 
 

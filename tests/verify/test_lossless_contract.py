@@ -15,7 +15,7 @@ from kernels.runtime import Program
 from kernels.verify.config import RecurrentConfig
 from tests.emulator import sanitize
 from tests.gate_engine import Evidence
-from tests.launch import emulate, watch
+from tests.launch import allocations, emulate, watch
 from tests.machine_code import without_spills
 from tests.verify import test_errors, test_gates_and_scales, test_values
 from tests.verify.cases import Case, check, make, relative_l2
@@ -145,14 +145,7 @@ def test_graph_replay_sees_changes(commit: bool, evidence: Evidence) -> None:
     }  # fmt: skip
     case = make(T=(16, 16, 16), **options)
     low_level(case)
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        low_level(case)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    evidence.equal("allocations in a call", torch.cuda.memory_stats()["allocation.all.allocated"] - before, 0)
+    evidence.equal("allocations in a call", allocations(lambda: low_level(case)), 0)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
         low_level(case)
