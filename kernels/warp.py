@@ -19,7 +19,10 @@ EVICT_FIRST = 1  # TileLang's number for this cache hint
 
 @T.macro
 def mma(A, a0, B, b0, C, c0=0):
-    """C[c0 : c0 + 4] += A B: A[a0 : a0 + 8] is 16 x 16, B[b0 : b0 + 4] is 16 x 8; bf16 operands, fp32 sums."""
+    """C[c0 : c0 + 4] += A B: A[a0 : a0 + 8] is 16 x 16, B[b0 : b0 + 4] is 16 x 8; bf16 operands, fp32 sums.
+
+    An operand may also be uint32, two bf16 an element: then its offset counts these, and it has half as many.
+    """
     T.ptx_mma(
         "float32", "m16n8k16", "row", "col", "bf16", "bf16", "fp32", A.data, a0, B.data, b0, C.data, c0, T.bool(False)
     )
@@ -40,6 +43,30 @@ def load_chunk(x, row, j, c, chunk):
     """Chunk j of lane c from a row of x in shared memory."""
     for e in T.vectorized(CHUNK):
         chunk[e] = x[row, j * QUAD + c * CHUNK + e]
+
+
+def by_16(lane):
+    """Row and column of the address that a lane gives to `load_matrices`: matrices (0, 0), (8, 0), (0, 8), (8, 8).
+
+    Of [16 rows, 16 contraction] it is a fragment A; of [16 contraction, 16 columns], transposed, two fragments B.
+    """
+    return lane % 16, lane // 16 * 8
+
+
+def by_8(lane):
+    """The same for (0, 0), (0, 8), (8, 0), (8, 8): of [16 columns, 16 contraction] two fragments B; of
+    [16 contraction, 16 rows], transposed, a fragment A."""
+    return lane % 8 + lane // 16 * 8, lane // 8 % 2 * 8
+
+
+@T.macro
+def load_matrices(row, out, at, transposed: bool = False):
+    """out[at : at + 4] (uint32) = four 8 x 8 matrices of bf16 in shared memory, each two elements a lane.
+
+    `row` is where lane l has row l % 8 of matrix l // 8, 16 bytes. Lane (g, c) gets columns 2 c, 2 c + 1 of row g, or
+    `transposed` rows 2 c, 2 c + 1 of column g.
+    """
+    T.ptx_ldmatrix(T.bool(transposed), 4, T.access_ptr(row, "r", CHUNK), T.access_ptr(out[at], "w", 4))
 
 
 @T.macro

@@ -23,6 +23,8 @@ class Config:
     threads: int = 128
     blocks_per_sm: int = 3  # caps registers at 168
 
+    early_up_to: int = 132  # CTAs: with one on every SM of an H200 at most, the next launch starts beside them
+
     @property
     def warps(self) -> int:
         return self.threads // 32

@@ -6,16 +6,18 @@ M and P are small and made once a head (kernels/replay/tokens.py); the state goe
 in which it is an operand of the tensor cores, and meets nothing but P.
 
 A piece of work is 32 * `tiles` rows of one value head of one request; a warp owns 8 * `tiles` of them, 64 registers of
-state. A CTA goes through several pieces, with the tokens of the next one on their way. Shared memory holds k, q and v
-twice, a few tables of [16, 16], and P as fragments. Barriers of a piece:
+state. A CTA goes through pieces that follow each other, with the tokens of the next one on their way; those that share
+a key head share k, q and their products. Shared memory holds two blocks of k and q and of v, a few tables of [16, 16],
+and P. Barriers of a piece:
 
-    tokens are there    all warps: products of the tokens with each other; warp 3: gates
+    tokens are there    warp 3: gates; with a new key head warps 0 to 2: products of its tokens with each other
     products are there  warp 0: M and N
-    M, N are there      all warps: P, 32 columns each; copies of the next tokens are started
+    M, N are there      all warps: copies of the next tokens are started; P, 32 columns each
     P is there          each warp alone: outputs of its rows
 
 Loads are issued in the order in which they are needed. Few requests have one tile a warp, so that the state comes from
-more SMs; both forms are in one program. Registers: at most 168. Shared memory: 43 KiB.
+more SMs; both forms are in one program. Registers: at most 168, none spilled: a spilled one would return behind the
+state. Shared memory: 41 KiB.
 """
 
 # mypy: disable-error-code="no-untyped-def, valid-type"
@@ -30,14 +32,13 @@ from kernels.steps import bf16_part
 from kernels.tile import TM
 from kernels.verify import signature
 from kernels.verify.config import PARTS
-from kernels.warp import CHUNK, QUAD, mma
+from kernels.warp import CHUNK, QUAD, by_16, load_matrices, mma
 
 PASS_CONFIGS: dict[str, Any] = {
     "tl.disable_warp_specialized": True,  # every thread has one role
     "tl.disable_safe_memory_legalize": True,  # every index below is guarded where it is formed
     "tl.disable_thread_storage_sync": True,  # the barriers are where the steps say
 }
-WIDTHS = ((4, 0), (8, 4), (12, 8), (16, 12))  # M for at most so many tokens, and more than
 
 
 def build(c: Config) -> Any:
@@ -78,176 +79,182 @@ def _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, scale):
         T.pdl_sync()
         shared = _shared(c)
         if few:
-            _rows(c, c.few_tiles, cta, tx, shared, q, k, v, gates, pool, state_indices, cu_seqlens, o, scale)
+            _rows(c, c.few_tiles, items, cta, tx, shared, q, k, v, gates, pool, state_indices, cu_seqlens, o, scale)
         else:
-            _rows(c, c.tiles, cta, tx, shared, q, k, v, gates, pool, state_indices, cu_seqlens, o, scale)
+            _rows(c, c.tiles, items, cta, tx, shared, q, k, v, gates, pool, state_indices, cu_seqlens, o, scale)
+
+
+def _token(first, lane, NT):
+    """The token of a lane, or the nearest one."""
+    return T.min(T.max(first, 0), NT - 1) + T.min(lane % TM, NT - 1 - T.min(T.max(first, 0), NT - 1))
 
 
 def _shared(c):
-    """k and q, v (both of two pieces of work), gram, k_norm, q_norm, decay, beta, M, N, by_q, P."""
+    """k and q, v (both of two pieces of work), gram, k_norm, q_norm, decay, beta, by_q, tables of M and N, P."""
     rows = c.warps * 8 * max(c.tiles, c.few_tiles)
     return (
-        T.alloc_shared((2 * 2 * TM, c.K + QUAD), "bfloat16"),  # padded: a quarter warp reads 2 rows without conflicts
-        T.alloc_shared((2 * TM, rows + 16), "bfloat16"),  # padded: so that four tokens are read without conflicts
+        T.alloc_shared((2 * 2 * TM, c.K + CHUNK), "bfloat16"),  # padded: the rows of a matrix lie in different banks
+        T.alloc_shared((2 * TM, rows + CHUNK), "bfloat16"),
         T.alloc_shared((2, tokens.AHEAD, tokens.PITCH), "float32"),
-        *(T.alloc_shared((tokens.AHEAD,), "float32") for _ in range(4)),
-        *(T.alloc_shared((TM, tokens.PITCH), "float32") for _ in range(2)),
-        T.alloc_shared((TM,), "float32"),
-        T.alloc_shared((c.K // TM, 2, 32, 8), "bfloat16"),
+        *(T.alloc_shared((TM,), "float32") for _ in range(2)),
+        T.alloc_shared((2, tokens.AHEAD), "float32"),
+        *(T.alloc_shared((TM,), "float32") for _ in range(2)),
+        T.alloc_shared((2, tokens.SPLIT, TM, tokens.TABLE), "bfloat16"),
+        T.alloc_shared((tokens.SPLIT, c.K // QUAD, 4, tokens.MATRICES), "bfloat16"),
+        T.alloc_shared((1,), "int32"),
     )
 
 
 @T.macro
-def _rows(c, tiles: int, cta, tx, shared, q, k, v, gates, pool, state_indices, cu_seqlens, o, scale):
-    """Every `ctas`-th piece of work from `cta` on, 8 `tiles` rows a warp, with the tokens of the next on their way."""
+def _rows(c, tiles: int, ctas, cta, tx, shared, q, k, v, gates, pool, state_indices, cu_seqlens, o, scale):
+    """The pieces of work of CTA `cta` of `ctas`, 8 `tiles` rows a warp, with the tokens of the next on their way."""
     NT, N, SLOTS = q.shape[0], state_indices.shape[0], pool.shape[0]
-    KQ_s, V_s, gram, k_norm, q_norm, decay, beta, M_s, N_s, by_q, P_s = shared
+    KQ_s, V_s, gram, k_norm, q_norm, decay, beta, by_q, tables, P_s, end = shared
     rows = c.warps * 8 * tiles
     of_v = c.V // rows
+    of_key = c.HV // c.H * of_v  # pieces in a row that share a key head
     items = _items(c, N, tiles)
     warp, lane = tx // 32, tx % 32
-    g, quad = lane // 4, lane % 4
     r0 = warp * 8 * tiles
     state = T.alloc_local((tiles, c.K // QUAD, CHUNK), c.pool)
     raw = T.alloc_local((2,), c.gate_dtype), T.alloc_local((1,), "float32"), T.alloc_local((1,), c.bias_dtype)
     x, carry = T.alloc_local((TM,), "float32"), T.alloc_local((2,), "float32")
-    slot, start, L = (T.alloc_var("int32") for _ in range(3))
-    next_slot, next_start, next_L = (T.alloc_var("int32") for _ in range(3))
-    nearest, end, unused, ahead = (T.alloc_var("int32") for _ in range(4))
-    end = T.min(T.max(cu_seqlens[N], 0), NT)
-    slot = state_indices[cta // (c.HV * of_v)]
-    start = T.max(cu_seqlens[cta // (c.HV * of_v)], 0)
-    L = T.min(T.min(cu_seqlens[cta // (c.HV * of_v) + 1], NT) - start, TM)
-    _stage(c, rows, q, k, v, KQ_s, V_s, 0, start, L, cta // of_v % c.HV, cta % of_v * rows, tx)
-    for turn in T.serial(T.ceildiv(items - cta, c.ctas)):
-        at = cta + turn * c.ctas
-        buffer = turn % 2
+    slot, first, last, start, L = (T.alloc_var("int32") for _ in range(5))
+    next_slot, next_first, next_last = (T.alloc_var("int32") for _ in range(3))
+    begin, stop, nearest, unused = (T.alloc_var("int32") for _ in range(4))
+    begin = T.cast(T.cast(items, "int64") * cta // ctas, "int32")
+    stop = T.cast(T.cast(items, "int64") * (cta + 1) // ctas, "int32")
+    if tx == 0:
+        end[0] = T.min(T.max(cu_seqlens[N], 0), NT)
+    slot = state_indices[begin // (c.HV * of_v)]
+    first = cu_seqlens[begin // (c.HV * of_v)]
+    last = cu_seqlens[begin // (c.HV * of_v) + 1]
+    _stage(
+        c, rows, q, k, v, KQ_s, V_s, begin // of_key % 2, True, 0, first, last, begin // of_v % c.HV,
+        begin % of_v * rows, tx,
+    )  # fmt: skip
+    for i in tuple(range(len(raw))):
+        T.clear(raw[i])
+    if warp == 3:
+        steps.load_raw_gates(*gates, *raw, _token(first, lane, NT), begin // of_v % c.HV)
+    for turn in T.serial(stop - begin):
+        at = begin + turn
         n, h, v0 = at // (c.HV * of_v), at // of_v % c.HV, at % of_v * rows
-        # Loads in the order in which they are waited for: a load returns after those that the SM issued before it.
-        ahead = T.min(at + c.ctas, items - 1)
-        next_slot = state_indices[ahead // (c.HV * of_v)]
-        next_start = T.max(cu_seqlens[ahead // (c.HV * of_v)], 0)
-        next_L = T.min(T.min(cu_seqlens[ahead // (c.HV * of_v) + 1], NT) - next_start, TM)
-        # Else they would be carried from one piece of work to the next, in registers that are not there.
-        for i in tuple(range(len(raw))):
-            T.clear(raw[i])
-        if warp == 3:
-            steps.load_raw_gates(*gates, *raw, T.max(T.min(start + lane % TM, NT - 1), 0), h)
+        # Before the state, behind which they would return: a load returns after those that the SM issued before it.
+        next_slot = state_indices[T.min(at + 1, items - 1) // (c.HV * of_v)]
+        next_first = cu_seqlens[T.min(at + 1, items - 1) // (c.HV * of_v)]
+        next_last = cu_seqlens[T.min(at + 1, items - 1) // (c.HV * of_v) + 1]
         nearest = T.max(T.min(slot, SLOTS - 1), 0)
         for i in T.unroll(tiles):
             for j in T.unroll(c.K // QUAD):
                 for e in T.vectorized(CHUNK):
-                    state[i, j, e] = pool[
-                        nearest, h, v0 + r0 + g // 2 * (2 * tiles) + i * 2 + g % 2, j * QUAD + quad * CHUNK + e
-                    ]
-        T.pdl_trigger()
-        T.ptx_wait_group(0)
+                    state[i, j, e] = pool[nearest, h, v0 + r0 + i * 8 + lane // 4, j * QUAD + lane % 4 * CHUNK + e]
+        if ctas <= c.early_up_to:
+            T.pdl_trigger()
+        start = T.max(first, 0)
+        L = T.min(T.min(last, NT) - start, TM)
+        T.ptx_wait_group(1)
         T.sync_threads()
         if warp == 3 and lane < TM:
-            steps.share_gates(
-                gates, *raw, True, T.view(decay, (1, tokens.AHEAD)), T.view(beta, (1, tokens.AHEAD)), 0, lane,
-                lane < L,
+            steps.share_gates(gates, *raw, True, decay, T.view(beta, (1, TM)), 0, lane, lane < L)
+            decay[1, lane + 1] = decay[0, lane]
+            if lane == 0:
+                decay[1, 0] = 1.0
+        if turn == 0 or at % of_key == 0:
+            tokens.share_products(
+                KQ_s, at // of_key % 2 * 2 * TM, gram, k_norm, q_norm, scale, c.l2norm, c.K, warp, lane
             )  # fmt: skip
-        tokens.share_products(KQ_s, buffer * 2 * TM, gram, k_norm, q_norm, scale, c.l2norm, L, c.K, warp, g, quad)
         T.sync_threads()
         T.clear(x)
         carry[tokens.BEHIND] = 0.0
         carry[tokens.DECAY] = 1.0
         if warp == 0:
-            for width, above in WIDTHS:
-                if L > above and L <= width:  # noqa: SIM300
-                    tokens.share_outputs_of_values(
-                        gram, k_norm, q_norm, decay, beta, M_s, N_s, by_q, x, carry, width, lane
-                    )
+            if L <= 4:
+                tokens.share_outputs_of_values(gram, k_norm, q_norm, decay, beta, tables, by_q, x, carry, 4, lane)
+            elif L <= 8:
+                tokens.share_outputs_of_values(gram, k_norm, q_norm, decay, beta, tables, by_q, x, carry, 8, lane)
+            elif L <= 12:
+                tokens.share_outputs_of_values(gram, k_norm, q_norm, decay, beta, tables, by_q, x, carry, 12, lane)
+            else:
+                tokens.share_outputs_of_values(gram, k_norm, q_norm, decay, beta, tables, by_q, x, carry, 16, lane)
         T.sync_threads()
-        for two_tiles in (False, True):
-            if (L > TM // 2) == two_tiles:
-                tokens.share_operand(
-                    KQ_s, buffer * 2 * TM, N_s, by_q, P_s, two_tiles, c.K, c.warps, warp, lane, g, quad
-                )
-        if turn + 1 < T.ceildiv(items - cta, c.ctas):
+        if turn + 1 < stop - begin:
             _stage(
-                c, rows, q, k, v, KQ_s, V_s, 1 - buffer, next_start, next_L, ahead // of_v % c.HV,
-                ahead % of_v * rows, tx,
+                c, rows, q, k, v, KQ_s, V_s, (at + 1) // of_key % 2, (at + 1) % of_key == 0, (turn + 1) % 2,
+                next_first, next_last, (at + 1) // of_v % c.HV, (at + 1) % of_v * rows, tx,
             )  # fmt: skip
+            if warp == 3:
+                steps.load_raw_gates(*gates, *raw, _token(next_first, lane, NT), (at + 1) // of_v % c.HV)
+        tokens.share_operand(KQ_s, at // of_key % 2 * 2 * TM, tables, by_q, P_s, c.K, c.warps, warp, lane)
         T.sync_threads()
-        for two_tiles in (False, True):
-            if (L > TM // 2) == two_tiles:
-                _outputs(
-                    c, tiles, two_tiles, state, P_s, M_s, V_s, buffer, o, slot >= 0 and slot < SLOTS, start, L, h,
-                    v0, r0, lane, g, quad,
-                )  # fmt: skip
+        _outputs(
+            c, tiles, state, P_s, tables, V_s, turn % 2 * TM, o, slot >= 0 and slot < SLOTS, start, L, h, v0, r0, lane
+        )
         # Rows of o that belong to no request are zero: request n clears every N-th of them.
-        unused = end + n
+        unused = end[0] + n
         while unused < NT:
             if lane < 8 * tiles:
                 o[unused, h, v0 + r0 + lane] = T.bfloat16(0)
             unused = unused + N
         slot = next_slot
-        start = next_start
-        L = next_L
+        first = next_first
+        last = next_last
+    T.pdl_trigger()
 
 
 @T.macro
-def _stage(c, rows: int, q, k, v, KQ_s, V_s, buffer, start, L, h, v0, tx):
-    """Start loading the tokens of a piece of work."""
-    head = h // (c.HV // c.H)
-    steps.stage_tokens(k, KQ_s, buffer * 2 * TM, start, head, L, c.K, c.threads, tx)
-    steps.stage_tokens(q, KQ_s, buffer * 2 * TM + TM, start, head, L, c.K, c.threads, tx)
-    for i in T.unroll(T.ceildiv(TM * rows // CHUNK, c.threads)):
-        piece = i * c.threads + tx
-        if piece < TM * rows // CHUNK:
-            t, col = piece // (rows // CHUNK), piece % (rows // CHUNK) * CHUNK
-            steps.stage_chunk(v, start + t, h, v0 + col, V_s, buffer * TM + t, col, t < L)
+def _stage(c, rows: int, q, k, v, KQ_s, V_s, keys, fresh, values, first, last, h, v0, tx):
+    """Start loading the tokens of a piece of work, k and q only if they are `fresh`."""
+    start = T.max(first, 0)
+    L = T.min(T.min(last, q.shape[0]) - start, TM)
+    if fresh:
+        tokens.stage_rows(k, start, h // (c.HV // c.H), 0, KQ_s, keys * 2 * TM, c.K, L, c.threads, tx)
+        tokens.stage_rows(q, start, h // (c.HV // c.H), 0, KQ_s, keys * 2 * TM + TM, c.K, L, c.threads, tx)
+    tokens.stage_rows(v, start, h, v0, V_s, values * TM, rows, L, c.threads, tx)
     T.ptx_commit_group()
+    T.ptx_commit_group()  # an empty one, so that the wait can leave one: a wait for all is behind the state's loads
 
 
 @T.macro
-def _outputs(c, tiles: int, two: bool, state, P_s, M_s, V_s, buffer, o, present, start, L, h, v0, r0, lane, g, quad):
-    """o = P S_0^T + M V for the rows of this warp."""
-    A = T.alloc_local((16,), "bfloat16")
+def _outputs(c, tiles: int, state, P_s, tables, V_s, first, o, present, start, L, h, v0, r0, lane):
+    """o = P S_0^T + M V for the rows of this warp. Outputs go through the room of their values to be stored whole."""
+    A, values = T.alloc_local((8,), "uint32"), T.alloc_local((4,), "uint32")
     part = T.alloc_local((CHUNK,), "bfloat16")
-    v_rows, values = T.alloc_local((4, 2 * tiles), "bfloat16"), T.alloc_local((4,), "bfloat16")
     sums = T.alloc_local((tiles * 4,), "float32")
-    out = T.alloc_local((2, 2 * tiles), "bfloat16")
+    g, quad = lane // 4, lane % 4
     T.clear(sums)
-    tokens.parts_of_table(M_s, A, two, g, quad)
-    for p in tuple(range(4 if two else 2)):
-        for e in T.vectorized(2 * tiles):
-            v_rows[p, e] = V_s[buffer * TM + tokens.token_of(p, quad), r0 + g // 2 * (2 * tiles) + e]
-    for i in T.unroll(tiles):
-        for p in tuple(range(4)):
-            if two or p < 2:
-                values[p] = T.Select(g % 2 == 0, v_rows[p, i * 2], v_rows[p, i * 2 + 1])
-            else:
-                values[p] = T.bfloat16(0)
-        mma(A, 0, values, 0, sums, i * 4)
-        if two:
-            mma(A, 8, values, 0, sums, i * 4)
+    tokens.load_table(tables, tokens.OF_OUTPUTS, A, lane)
+    for pair in T.unroll(T.ceildiv(tiles, 2)):
+        # With one tile the second half of the matrices is the first again.
+        row, col = by_16(lane)
+        load_matrices(V_s[first + row, r0 + pair * TM + col % (8 * tiles)], values, 0, True)
+        for p in tuple(range(tokens.SPLIT)):
+            for i in T.unroll(min(tiles, 2)):
+                mma(A, p * 4, values, i * 2, sums, (pair * 2 + i) * 4)
     for j in T.unroll(c.K // QUAD):
         for half in T.unroll(2):
-            for piece in T.unroll(2 if two else 1):
-                for e in T.vectorized(8):
-                    A[piece * 8 + e] = P_s[j * 2 + half, piece, lane, e]
+            for p in tuple(range(tokens.SPLIT)):
+                tokens.load_operand(P_s, p, j, half, A, p * 4, lane)
             for i in T.unroll(tiles):
-                for p in tuple(range(PARTS[c.pool])):
-                    for e in T.unroll(4):
-                        part[e] = bf16_part(state[i, j, half * 4 + e], p)
-                    mma(A, 0, part, 0, sums, i * 4)
-                    if two:
-                        mma(A, 8, part, 0, sums, i * 4)
+                for s in tuple(range(PARTS[c.pool])):
+                    if c.pool == "bfloat16":
+                        for p in tuple(range(tokens.SPLIT)):
+                            mma(A, p * 4, state, (i * (c.K // QUAD) + j) * CHUNK + half * 4, sums, i * 4)
+                    else:
+                        for e in T.unroll(4):
+                            part[e] = bf16_part(state[i, j, half * 4 + e], s)
+                        for p in tuple(range(tokens.SPLIT)):
+                            mma(A, p * 4, part, 0, sums, i * 4)
+    T.sync_warp()
     for i in T.unroll(tiles):
-        for e in T.unroll(2):
-            if two:
-                out[0, i * 2 + e] = _kept(sums[i * 4 + e], present)
-                out[1, i * 2 + e] = _kept(sums[i * 4 + 2 + e], present)
-            else:  # the two parts of the same rows
-                out[0, i * 2 + e] = _kept(sums[i * 4 + e] + sums[i * 4 + 2 + e], present)
-    for t in T.unroll(2 if two else 1):
-        if t * 8 + g < L:
-            for e in T.vectorized(2 * tiles):
-                o[start + t * 8 + g, h, v0 + r0 + quad * (2 * tiles) + e] = out[t, e]
-
-
-def _kept(x, present):
-    return T.Select(present, T.cast(x, "bfloat16"), T.bfloat16(0))
+        for half in T.unroll(2):
+            for e in T.vectorized(2):
+                V_s[first + half * 8 + g, r0 + i * 8 + quad * 2 + e] = T.Select(
+                    present, T.cast(sums[i * 4 + half * 2 + e], "bfloat16"), T.bfloat16(0)
+                )
+    T.sync_warp()
+    for i in T.unroll(T.ceildiv(TM * tiles, 32)):
+        t, col = (i * 32 + lane) // tiles, (i * 32 + lane) % tiles * CHUNK
+        if t < L:
+            for e in T.vectorized(CHUNK):
+                o[start + t, h, v0 + r0 + col + e] = V_s[first + t, r0 + col + e]

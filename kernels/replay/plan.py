@@ -17,7 +17,10 @@ def plan(*, H: int, HV: int, K: int, V: int, pool: str, gate_dtype: str, bias_dt
     """The program of verify for these static facts; N, the pool size and all pitches are run-time arguments of it."""
     # A warp holds its rows of the state in 64 registers a lane, or in fewer while requests are few.
     tiles = min(2 if pool == "float32" else 4, V // 32)
+    # Three CTAs share an SM, unless 168 registers would not do: a spilled one costs more than the third CTA gives.
+    per_sm = 2 if pool == "float16" or gate_dtype == "float32" else 3
     config = Config(
-        H=H, HV=HV, pool=pool, gate_dtype=gate_dtype, bias_dtype=bias_dtype, l2norm=l2norm, K=K, V=V, tiles=tiles
-    )
+        H=H, HV=HV, pool=pool, gate_dtype=gate_dtype, bias_dtype=bias_dtype, l2norm=l2norm, K=K, V=V, tiles=tiles,
+        ctas=132 * per_sm, blocks_per_sm=per_sm,
+    )  # fmt: skip
     return Program("kernels.replay.outputs", config)

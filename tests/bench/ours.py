@@ -7,6 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from kernels import replay
 from kernels.decode import (
     fused_recurrent_gdr_decode_fwd,
     fused_recurrent_gdr_fwd,
@@ -67,6 +68,27 @@ class Verify(Ours):
             return found | {"states": states[0]} if self.snapshots else found
 
         return Bound(launch, outputs, p.reset)
+
+
+class Replay(Ours):
+    """Outputs alone, from a pool that is only read."""
+
+    name = "kernels/replay"
+    ops = frozenset({"verify-replay"})
+
+    def bind(self, problem: Problem) -> Bound:
+        p, shape = problem, problem.shape
+        if shape.T > replay.MOST_TOKENS:
+            raise Unsupported(f"T is {shape.T}, supported: up to {replay.MOST_TOKENS}")
+
+        def call(way: int = 0) -> Tensor:
+            return replay.verify(
+                p.A_log, p.a, p.dt_bias, p.q, p.k, p.v, p.b, p.pool, p.indices[way], p.cu_seqlens,
+                max_tokens=shape.T, o=p.o,
+            )  # fmt: skip
+
+        eager = Eager(call, "`kernels.replay.verify`, o given")
+        return Bound(call, lambda: {"o": p.o.unflatten(0, (shape.N, shape.T))}, p.reset, eager)
 
 
 class BehindPrepass(Ours):
@@ -177,6 +199,7 @@ def ours() -> list[Implementation]:
         BehindPrepass(),
         Verify("kernels/verify-chunk-two-heads", note="head_batch=2", head_batch=2),
         Verify("kernels/verify-lossless", note="the bits of T decode calls", lossless=True),
+        Replay(),
         Verify("kernels/verify-no-snapshots", frozenset({"verify-replay"}), stores_none, snapshots=False),
         Decode(),
         PackedDecode(),
