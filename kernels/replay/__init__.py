@@ -1,6 +1,5 @@
 """Gated DeltaNet speculative verify that stores no states: outputs alone, from a paged pool that is only read."""
 
 from kernels.replay.api import verify
-from kernels.replay.plan import MOST_TOKENS
 
-__all__ = ["MOST_TOKENS", "verify"]
+__all__ = ["verify"]

@@ -22,7 +22,6 @@ class Config:
     ctas: int = 396  # at most, as many as an H200 runs at once; each goes through several pieces of work
     threads: int = 128
     blocks_per_sm: int = 3  # caps registers at 168
-
     early_up_to: int = 132  # CTAs: with one on every SM of an H200 at most, the next launch starts beside them
 
     @property

@@ -169,6 +169,7 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, q, k, v, gates, pool, state_indi
         carry[tokens.BEHIND] = 0.0
         carry[tokens.DECAY] = 1.0
         if warp == 0:
+            # A chain: of an `if` alone TileLang would make one for every statement in it.
             if L <= 4:
                 tokens.share_outputs_of_values(gram, k_norm, q_norm, decay, beta, tables, by_q, x, carry, 4, lane)
             elif L <= 8:

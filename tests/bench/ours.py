@@ -78,8 +78,6 @@ class Replay(Ours):
 
     def bind(self, problem: Problem) -> Bound:
         p, shape = problem, problem.shape
-        if shape.T > replay.MOST_TOKENS:
-            raise Unsupported(f"T is {shape.T}, supported: up to {replay.MOST_TOKENS}")
 
         def call(way: int = 0) -> Tensor:
             return replay.verify(
