@@ -61,12 +61,18 @@ def by_8(lane):
 
 @T.macro
 def load_matrices(row, out, at, transposed: bool = False):
-    """out[at : at + 4] (uint32) = four 8 x 8 matrices of bf16 in shared memory, each two elements a lane.
+    """out[at : at + 4] (uint32) or out[at : at + 8] (bf16) = four 8 x 8 matrices of bf16 in shared memory, each two
+    elements a lane.
 
     `row` is where lane l has row l % 8 of matrix l // 8, 16 bytes. Lane (g, c) gets columns 2 c, 2 c + 1 of row g, or
     `transposed` rows 2 c, 2 c + 1 of column g.
     """
-    T.ptx_ldmatrix(T.bool(transposed), 4, T.access_ptr(row, "r", CHUNK), T.access_ptr(out[at], "w", 4))
+    T.ptx_ldmatrix(
+        T.bool(transposed),
+        4,
+        T.access_ptr(row, "r", CHUNK),
+        T.access_ptr(out[at], "w", 4 if out.dtype == "uint32" else CHUNK),
+    )
 
 
 @T.macro

@@ -179,6 +179,58 @@ def decode(
     commit(ssm_states, read_indices if write_indices is None else write_indices, after, torch.arange(N), steps)
 
 
+def commit_tokens(
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    ssm_states: Tensor,
+    read_indices: Tensor,
+    target_indices: Tensor,
+    cu_seqlens: Tensor,
+    lengths: Tensor,
+    *,
+    use_qk_l2norm_in_kernel: bool = True,
+    allow_neg_eigval: bool = False,
+    dtype: torch.dtype = torch.float32,
+    recurrence: Recurrence = recurrent,
+    gates: Gates = raw_gates,
+) -> None:
+    """ssm_states[target_indices[n]] = the state of read_indices[n] after the first lengths[n] tokens of request n.
+
+    A length beyond the request's tokens is all of them, one below 0 none: then the state is copied as it is. Where
+    either index is padding nothing is written. All reads precede all writes; of several writes to one slot the last
+    wins. Rejected tokens are not looked at.
+    """
+    starts = cu_seqlens.tolist()
+    committed: list[tuple[int, Tensor]] = []
+    requests = zip(read_indices.tolist(), target_indices.tolist(), lengths.tolist(), strict=True)
+    for n, (slot, target, length) in enumerate(requests):
+        if not 0 <= slot < len(ssm_states) or not 0 <= target < len(ssm_states):
+            continue
+        length = max(0, min(length, starts[n + 1] - starts[n]))
+        if length == 0:
+            committed.append((target, ssm_states[slot].clone()))
+            continue
+        tokens = slice(starts[n], starts[n] + length)
+        g, beta = gates(A_log.to(dtype), a[tokens].to(dtype), dt_bias.to(dtype), b[tokens].to(dtype), allow_neg_eigval)
+        keys = k[tokens].to(dtype)
+        _, states = recurrence(
+            keys,  # in place of q: outputs are not wanted
+            keys,
+            v[tokens].to(dtype),
+            g,
+            beta,
+            ssm_states[slot].to(dtype),
+            use_qk_l2norm=use_qk_l2norm_in_kernel,
+        )
+        committed.append((target, states[-1].to(ssm_states.dtype)))
+    for target, state in committed:
+        ssm_states[target] = state
+
+
 def commit(dst_pool: Tensor, dst_indices: Tensor, intermediate_states: Tensor, rows: Tensor, steps: Tensor) -> None:
     """dst_pool[dst_indices[n]] = intermediate_states[rows[n], steps[n]]; a negative step is skipped, and so is padding.
 

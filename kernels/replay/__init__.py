@@ -1,5 +1,5 @@
-"""Gated DeltaNet speculative verify that stores no states: outputs alone, from a paged pool that is only read."""
+"""Gated DeltaNet speculative verify that stores no states, and the commit of the tokens that were accepted."""
 
-from kernels.replay.api import verify
+from kernels.replay.api import commit, verify
 
-__all__ = ["verify"]
+__all__ = ["commit", "verify"]

@@ -27,3 +27,28 @@ class Config:
     @property
     def warps(self) -> int:
         return self.threads // 32
+
+
+@dataclasses.dataclass(frozen=True)
+class FoldConfig:
+    """Of the program that applies accepted tokens to the pool; the fields of `Config`, in its order, and `parts`."""
+
+    H: int
+    HV: int
+    pool: str = "bfloat16"
+    gate_dtype: str = "bfloat16"
+    bias_dtype: str = "float32"
+    l2norm: bool = True
+    K: int = 128
+    V: int = 128
+    tiles: int = 4
+    few_tiles: int = 1
+    ctas: int = 396
+    threads: int = 128
+    blocks_per_sm: int = 3
+    early_up_to: int = 132
+    parts: int = 2  # bf16 parts of W, P and Z: 16 bits, or 24 where the pool keeps as many
+
+    @property
+    def warps(self) -> int:
+        return self.threads // 32

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from kernels import checks
 from kernels.replay.plan import MOST_TOKENS
 from kernels.verify import contract
+from kernels.verify.contract import INDEX
 
 
 def check_tokens(cu_seqlens: Tensor, NT: int, max_tokens: int) -> None:
@@ -38,3 +41,50 @@ def _remedy(tokens: int) -> str:
     if tokens <= MOST_TOKENS:
         return f"pass max_tokens={tokens} or more"
     return f"more than {MOST_TOKENS} are for kernels.verify.recurrent_gated_delta_rule_verify"
+
+
+def check_commit(
+    k: Tensor,
+    v: Tensor,
+    ssm_states: Tensor,
+    cache_indices: Tensor,
+    target_indices: Tensor | None,
+    query_start_loc: Tensor,
+    accepted_lengths: Tensor,
+) -> tuple[Tensor, ...]:
+    """Types, dtypes, shapes and devices of everything but the gates; see `kernels.replay.commit`.
+
+    Returns k, v, ssm_states, cache_indices, target_indices, query_start_loc and accepted_lengths, the indices with
+    canonical strides.
+    """
+    reference = checks.computes_reference(k)
+    floats = checks.REFERENCE_FLOATS if reference else (torch.bfloat16,)
+    states = checks.REFERENCE_FLOATS if reference else checks.FLOATS
+    (NT, H, K), device = k.shape, k.device
+    checks.tensor("k", k, (None, None, None), floats, device)
+    checks.tensor("v", v, (NT, None, None), floats, device)
+    HV, V = v.shape[1:]
+    if not H or HV % H:
+        raise ValueError(f"v has {HV} heads and k has {H}; HV must be a multiple of H")
+    checks.tensor("ssm_states", ssm_states, (None, HV, V, K), states, device)
+    checks.tensor("cache_indices", cache_indices, (None,), INDEX, device)
+    N = cache_indices.shape[0]
+    given = {
+        "cache_indices": cache_indices,
+        "target_indices": cache_indices if target_indices is None else target_indices,
+    }
+    given |= {"query_start_loc": query_start_loc, "accepted_lengths": accepted_lengths}
+    for name, x in given.items():
+        checks.tensor(name, x, (N + 1 if name == "query_start_loc" else N,), INDEX, device)
+    return k, v, ssm_states, *(checks.inner_contiguous(name, x, 1) for name, x in given.items())
+
+
+def launchable_states(k: Tensor, v: Tensor, ssm_states: Tensor) -> tuple[Tensor, ...]:
+    """The three as the SM90 programs take them: canonical strides throughout; views, never copies.
+
+    Raises ValueError for what the programs need beyond the contract: a Hopper GPU, the state shapes they are built for,
+    and 16-byte accesses.
+    """
+    checks.hopper("k", k)
+    checks.supported(k.shape[2], v.shape[2])
+    return tuple(checks.wide(name, x, 1) for name, x in (("k", k), ("v", v), ("ssm_states", ssm_states)))

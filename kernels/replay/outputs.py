@@ -224,7 +224,7 @@ def _outputs(c, tiles: int, state, P_s, tables, V_s, first, o, present, start, L
     sums = T.alloc_local((tiles * 4,), "float32")
     g, quad = lane // 4, lane % 4
     T.clear(sums)
-    tokens.load_table(tables, tokens.OF_OUTPUTS, A, lane)
+    tokens.load_table(tables, tokens.OF_OUTPUTS, A, tokens.SPLIT, lane)
     for pair in T.unroll(T.ceildiv(tiles, 2)):
         # With one tile the second half of the matrices is the first again.
         row, col = by_16(lane)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from kernels.replay.config import Config
+from kernels.replay.config import Config, FoldConfig
 from kernels.runtime import Program
 from kernels.tile import TM
 
@@ -15,12 +15,26 @@ MOST_TOKENS = TM
 @functools.cache
 def plan(*, H: int, HV: int, K: int, V: int, pool: str, gate_dtype: str, bias_dtype: str, l2norm: bool) -> Program:
     """The program of verify for these static facts; N, the pool size and all pitches are run-time arguments of it."""
-    # A warp holds its rows of the state in 64 registers a lane, or in fewer while requests are few.
-    tiles = min(2 if pool == "float32" else 4, V // 32)
     # Three CTAs share an SM, unless 168 registers would not do: a spilled one costs more than the third CTA gives.
     per_sm = 2 if pool == "float16" or gate_dtype == "float32" else 3
     config = Config(
-        H=H, HV=HV, pool=pool, gate_dtype=gate_dtype, bias_dtype=bias_dtype, l2norm=l2norm, K=K, V=V, tiles=tiles,
-        ctas=132 * per_sm, blocks_per_sm=per_sm,
+        H=H, HV=HV, pool=pool, gate_dtype=gate_dtype, bias_dtype=bias_dtype, l2norm=l2norm, K=K, V=V,
+        tiles=_tiles(pool, V), ctas=132 * per_sm, blocks_per_sm=per_sm,
     )  # fmt: skip
     return Program("kernels.replay.outputs", config)
+
+
+@functools.cache
+def fold_plan(*, H: int, HV: int, K: int, V: int, pool: str, gate_dtype: str, bias_dtype: str, l2norm: bool) -> Program:
+    """The program of commit, in the same way."""
+    per_sm = 3 if pool == "bfloat16" and V <= 128 else 2
+    config = FoldConfig(
+        H=H, HV=HV, pool=pool, gate_dtype=gate_dtype, bias_dtype=bias_dtype, l2norm=l2norm, K=K, V=V,
+        tiles=_tiles(pool, V), ctas=132 * per_sm, blocks_per_sm=per_sm, parts=3 if pool == "float32" else 2,
+    )  # fmt: skip
+    return Program("kernels.replay.fold", config)
+
+
+def _tiles(pool: str, V: int) -> int:
+    """A warp holds its rows of the state in 64 registers a lane, or in fewer while requests are few."""
+    return min(2 if pool == "float32" else 4, V // 32)

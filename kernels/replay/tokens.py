@@ -8,7 +8,7 @@ Column j of M is what a value v_j = 1 alone does to the outputs, so the recurren
 V rows of the state. k and q stay raw; norms and scales are numbers of a token, applied in fp32.
 
 Lanes are (g, c) = (lane // 4, lane % 4), as in kernels/warp.py. A small operand of a product is the sum of two bf16
-parts, 16 bits of its fp32 value. Tables of such an operand are kept transposed, [part, j, t], so that the lane that has
+parts, 16 bits of its fp32 value, or of three. Tables of such an operand are kept transposed, [part, j, t], so that the lane that has
 a column stores it in 16-byte pieces.
 """
 
@@ -41,37 +41,58 @@ def stage_rows(x, t0, head, col0, dst, row0, cols: int, L, threads: int, tx):
 
 
 @T.macro
+def multiply(X_s, a_row, b_row, sums, K: int, lane):
+    """sums[0:8] = the products of 16 rows of X_s with 16 others: as a fragment, columns 0 to 7, then 8 to 15.
+
+    Destroys sums[8:16], of a second chain that halves the latency.
+    """
+    A, B = T.alloc_local((4,), "uint32"), T.alloc_local((4,), "uint32")
+    T.clear(sums)
+    for s in T.unroll(K // TM):
+        load_matrices(X_s[a_row + by_16(lane)[0], s * TM + by_16(lane)[1]], A, 0)
+        load_matrices(X_s[b_row + by_8(lane)[0], s * TM + by_8(lane)[1]], B, 0)
+        mma(A, 0, B, 0, sums, s % 2 * 8)
+        mma(A, 0, B, 2, sums, s % 2 * 8 + 4)
+    for i in T.unroll(8):
+        sums[i] = sums[i] + sums[8 + i]
+
+
+@T.macro
+def share_product(sums, gram, index, lane):
+    """gram[index] = what `multiply` found."""
+    g, c = lane // 4, lane % 4
+    for tile in T.unroll(2):
+        for half in T.unroll(2):
+            for e in T.vectorized(2):
+                gram[index, half * 8 + g, tile * 8 + c * 2 + e] = sums[tile * 4 + half * 2 + e]
+
+
+@T.macro
+def share_norms(sums, norm, scale, l2norm: bool, lane):
+    """norm[t] = scale / |x_t| from the products of 16 tokens with themselves."""
+    g, c = lane // 4, lane % 4
+    if c == g // 2:  # this lane has the diagonal's entries of tokens g and g + 8
+        for half in T.unroll(2):
+            square = T.Select(g % 2 == 0, sums[half * 6], sums[half * 6 + 1])
+            norm[half * 8 + g] = inverse_norm(square, scale, l2norm)
+
+
+@T.macro
 def share_products(KQ_s, row0, gram, k_norm, q_norm, scale, l2norm: bool, K: int, warp, lane):
     """gram[0, i, t] = k_i . k_t and gram[1, i, t] = k_i . q_t, raw; the norms from the diagonals.
 
     KQ_s has k in the 16 rows from row0 on and q in the next 16. k_norm[t] = 1 / |k_t|, q_norm[t] = scale / |q_t|.
     Warp 0 multiplies k by k, warp 1 k by q, warp 2 q by q.
     """
-    A, B = T.alloc_local((4,), "uint32"), T.alloc_local((4,), "uint32")
-    sums = T.alloc_local((16,), "float32")  # two chains a tile halve the latency
-    g, c = lane // 4, lane % 4
+    sums = T.alloc_local((16,), "float32")
     if warp < 3:
-        a_row, b_row = row0 + warp // 2 * TM, row0 + (warp + 1) // 2 * TM
-        T.clear(sums)
-        for s in T.unroll(K // TM):
-            load_matrices(KQ_s[a_row + by_16(lane)[0], s * TM + by_16(lane)[1]], A, 0)
-            load_matrices(KQ_s[b_row + by_8(lane)[0], s * TM + by_8(lane)[1]], B, 0)
-            mma(A, 0, B, 0, sums, s % 2 * 8)
-            mma(A, 0, B, 2, sums, s % 2 * 8 + 4)
-        for i in T.unroll(8):
-            sums[i] = sums[i] + sums[8 + i]
+        multiply(KQ_s, row0 + warp // 2 * TM, row0 + (warp + 1) // 2 * TM, sums, K, lane)
         if warp < 2:
-            for tile in T.unroll(2):
-                for half in T.unroll(2):
-                    for e in T.vectorized(2):
-                        gram[warp, half * 8 + g, tile * 8 + c * 2 + e] = sums[tile * 4 + half * 2 + e]
-        if c == g // 2 and warp != 1:  # this lane has the diagonal's entries of tokens g and g + 8
-            for half in T.unroll(2):
-                square = T.Select(g % 2 == 0, sums[half * 6], sums[half * 6 + 1])
-                if warp == 0:
-                    k_norm[half * 8 + g] = inverse_norm(square, 1.0, l2norm)
-                else:
-                    q_norm[half * 8 + g] = inverse_norm(square, scale, l2norm)
+            share_product(sums, gram, warp, lane)
+        if warp == 0:
+            share_norms(sums, k_norm, 1.0, l2norm, lane)
+        if warp == 2:
+            share_norms(sums, q_norm, scale, l2norm, lane)
 
 
 @T.macro
@@ -123,14 +144,60 @@ def share_outputs_of_values(
         x[t] = T.shfl_sync(x[t], TM + j) * (row[t] * w)
     if kind == 0:
         by_q[j] = carry[BEHIND]
-    share_column(x, tables, 1 - kind, j)
+    share_column(x, tables, 1 - kind, j, SPLIT)
 
 
 @T.macro
-def share_column(x, tables, table, j):
+def share_updates_of_values(
+    gram, k_norm, decay, beta, tables, end_decay, x, carry, tokens: int, parts: int, lane
+):  # fmt: skip
+    """Tables of W[i, j], the factor of the raw k_i in the state after all tokens if v_j = 1 alone, and of
+    N[i, j] = - W[i, j] e^{G_j} / |k_j|; end_decay[0] = e^G of them all. Steps as in `share_outputs_of_values`:
+
+        W[i, j] = w_i times the decays after i
+
+    Both halves of the warp have R of column j = lane % 16; the first stores W, the second N. One warp, at most `tokens`
+    tokens. x [16] = 0 and carry = (0, 1) on entry.
+    """
+    row = T.alloc_local((TM,), "float32")
+    decays = T.alloc_local((TM,), "float32")
+    k_inv, betas = T.alloc_local((4,), "float32"), T.alloc_local((4,), "float32")  # of four steps
+    w = T.alloc_var("float32")
+    kind, j = lane // TM, lane % TM
+    for m in T.unroll(tokens // 4):
+        for e in T.vectorized(4):
+            decays[m * 4 + e] = decay[0, m * 4 + e]
+    for i in tuple(range(tokens)):
+        if i % 4 == 0:
+            for e in T.vectorized(4):
+                k_inv[e] = k_norm[i + e]
+            for e in T.vectorized(4):
+                betas[e] = beta[i + e]
+        for m in T.unroll((i + 1) // 4, tokens // 4):
+            for e in T.vectorized(4):
+                row[m * 4 + e] = gram[0, i, m * 4 + e]
+        w = (T.Select(i == j, T.float32(1), T.float32(0)) - decays[i] * (k_inv[i % 4] * x[i])) * (
+            betas[i % 4] * k_inv[i % 4]
+        )
+        if i <= j:
+            carry[DECAY] = carry[DECAY] * decays[i]
+        for t in T.unroll(i + 1, tokens):
+            x[t] = decays[i] * x[t] + w * row[t]
+        x[i] = w
+    w = T.Select(kind == 0, T.float32(1), -k_norm[j] * carry[DECAY])
+    for i in tuple(reversed(range(tokens))):
+        x[i] = x[i] * w
+        w = w * decays[i]
+    if lane == 0:
+        end_decay[0] = w
+    share_column(x, tables, kind, j, parts)
+
+
+@T.macro
+def share_column(x, tables, table, j, parts: int):
     """tables[table, :, j, :] = the parts of column j. Destroys x."""
     part = T.alloc_local((TM,), "bfloat16")
-    for p in tuple(range(SPLIT)):
+    for p in tuple(range(parts)):
         split(x, 0, part, 0, TM)
         for half in T.unroll(2):
             for e in T.vectorized(CHUNK):
@@ -148,52 +215,96 @@ def split(x, x0, part, part0, count: int):
 
 
 @T.macro
-def load_table(tables, table, A, lane):
+def load_table(tables, table, A, parts: int, lane):
     """A[4 p : 4 p + 4] = the fragment of part p of a table as a [16, 16] operand with rows t and columns j."""
-    for p in tuple(range(SPLIT)):
+    for p in tuple(range(parts)):
         load_matrices(tables[table, p, by_8(lane)[0], by_8(lane)[1]], A, p * 4, True)
 
 
 @T.macro
 def share_operand(KQ_s, row0, tables, by_q, P_s, K: int, warps: int, warp, lane):
-    """P_s[p, j, ...] = part p of P = diag(by_q) Q + N K, for the columns 32 j to 32 j + 31 of the state.
-
-    A product over state columns takes 16 of them: those that lane c holds of a state row are 32 j + 8 c + 0 to 7, the
-    first four for one product, the others for the next. So their matrices have the columns 8 c + 2 m + (0, 1), c = 0 to
-    3, for m = 0 to 3; P_s has them in this order, rows 0 to 7, then 8 to 15.
-    """
-    A, k, q = T.alloc_local((8,), "uint32"), T.alloc_local((8,), "uint32"), T.alloc_local((8,), "uint32")
+    """P_s[p, j, ...] = part p of P = diag(by_q) Q + N K, for the columns 32 j to 32 j + 31 of the state."""
+    A, q = T.alloc_local((SPLIT * 4,), "uint32"), T.alloc_local((8,), "uint32")
     P, by = T.alloc_local((16,), "float32"), T.alloc_local((2,), "float32")
-    part = T.alloc_local((CHUNK,), "bfloat16")
-    g, c = lane // 4, lane % 4
-    load_table(tables, OF_STATE, A, lane)
+    load_table(tables, OF_STATE, A, SPLIT, lane)
     for half in T.unroll(2):
-        by[half] = by_q[half * 8 + g]
+        by[half] = by_q[half * 8 + lane // 4]
     for turn in T.unroll(T.ceildiv(K // QUAD, warps)):
         j = turn * warps + warp
         if j < K // QUAD:
             for pair in T.unroll(2):
-                row, col = by_16(lane)[0], j * QUAD + pair * TM + by_16(lane)[1]
-                load_matrices(KQ_s[row0 + row, col], k, pair * 4, True)
-                load_matrices(KQ_s[row0 + TM + row, col], q, pair * 4)
+                load_matrices(KQ_s[row0 + TM + by_16(lane)[0], j * QUAD + pair * TM + by_16(lane)[1]], q, pair * 4)
             for m in T.unroll(4):
                 for half in T.unroll(2):
                     P[m * 4 + half * 2] = by[half] * T.reinterpret(q[m * 2 + half] << 16, "float32")
                     P[m * 4 + half * 2 + 1] = by[half] * T.reinterpret(
                         q[m * 2 + half] & T.uint32(0xFFFF0000), "float32"
                     )
-            for p in tuple(range(SPLIT)):
-                for m in T.unroll(4):
-                    mma(A, p * 4, k, m * 2, P, m * 4)
-            for p in tuple(range(SPLIT)):
-                for half in T.unroll(2):
-                    for m in T.unroll(4):
-                        split(P, m * 4 + half * 2, part, m * 2, 2)
-                    for e in T.vectorized(CHUNK):
-                        P_s[p, j, c, half * 64 + g * CHUNK + e] = part[e]
+            add_product(A, KQ_s, row0, j, P, SPLIT, lane)
+            store_operand(P, P_s, j, SPLIT, lane)
+
+
+@T.macro
+def share_operand_of_keys(K_s, row0, tables, P_s, K: int, parts: int, warps: int, warp, lane):
+    """The same for P = N K."""
+    A = T.alloc_local((parts * 4,), "uint32")
+    P = T.alloc_local((16,), "float32")
+    load_table(tables, OF_STATE, A, parts, lane)
+    for turn in T.unroll(T.ceildiv(K // QUAD, warps)):
+        j = turn * warps + warp
+        if j < K // QUAD:
+            T.clear(P)
+            add_product(A, K_s, row0, j, P, parts, lane)
+            store_operand(P, P_s, j, parts, lane)
+
+
+@T.macro
+def add_product(A, K_s, row0, j, P, parts: int, lane):
+    """P += A K for the columns 32 j to 32 j + 31: four fragments of 8 columns."""
+    k = T.alloc_local((8,), "uint32")
+    for pair in T.unroll(2):
+        load_matrices(K_s[row0 + by_16(lane)[0], j * QUAD + pair * TM + by_16(lane)[1]], k, pair * 4, True)
+    for p in tuple(range(parts)):
+        for m in T.unroll(4):
+            mma(A, p * 4, k, m * 2, P, m * 4)
+
+
+@T.macro
+def store_operand(P, P_s, j, parts: int, lane):
+    """P_s[p, j, ...] = part p of four fragments of 8 columns. Destroys P.
+
+    A product over state columns takes 16 of them: those that lane c holds of a state row are 32 j + 8 c + 0 to 7, the
+    first four for one product, the others for the next. So their matrices have the columns 8 c + 2 m + (0, 1), c = 0 to
+    3, for m = 0 to 3; P_s has them in this order, rows 0 to 7, then 8 to 15.
+    """
+    part = T.alloc_local((CHUNK,), "bfloat16")
+    g, c = lane // 4, lane % 4
+    for p in tuple(range(parts)):
+        for half in T.unroll(2):
+            for m in T.unroll(4):
+                split(P, m * 4 + half * 2, part, m * 2, 2)
+            for e in T.vectorized(CHUNK):
+                P_s[p, j, c, half * 64 + g * CHUNK + e] = part[e]
 
 
 @T.macro
 def load_operand(P_s, p: int, j, half, A, at, lane):
     """A[at : at + 4] = the fragment of part p of P for one product, 16 tokens by 16 state columns."""
     load_matrices(P_s[p, j, half * 2 + lane // TM, lane % TM * CHUNK], A, at)
+
+
+@T.macro
+def share_columns(K_s, row0, columns, j, lane):
+    """columns[j, m, ...] = 8 columns of 16 tokens of K_s: elements 2 m and 2 m + 1 of the four lanes of a state row,
+    32 j + 8 c + 2 m + (0, 1) for c = 0 to 3."""
+    k = T.alloc_local((CHUNK,), "bfloat16")
+    for half in T.unroll(2):
+        load_matrices(K_s[row0 + half * 8 + lane % 8, j * QUAD + lane // 8 * CHUNK], k, 0)
+        for e in T.vectorized(CHUNK):
+            columns[j, lane % 4, half * 64 + lane // 4 * CHUNK + e] = k[e]
+
+
+@T.macro
+def load_columns(columns, j, half, B, lane):
+    """B[0:4] = two fragments B: 16 tokens by the state columns of m = 2 half, and of m = 2 half + 1."""
+    load_matrices(columns[j, half * 2 + lane // TM, lane % TM * CHUNK], B, 0, True)
