@@ -93,7 +93,7 @@ def _shared(c):
         T.alloc_shared((1,), "float32"),
         T.alloc_shared((2, c.parts, TM, tokens.TABLE), "bfloat16"),
         T.alloc_shared((c.parts, c.K // QUAD, 4, tokens.MATRICES), "bfloat16"),
-        T.alloc_shared((c.K // QUAD, 4, tokens.MATRICES), "bfloat16"),
+        T.alloc_shared((1, c.K // QUAD, 4, tokens.MATRICES), "bfloat16"),
         T.alloc_shared((c.parts * TM, rows + CHUNK), "bfloat16"),
     )
 
@@ -113,7 +113,7 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, k, v, gates, pool, requests):
     state = T.alloc_local((tiles, c.K // QUAD, CHUNK), c.pool)
     raw = T.alloc_local((2,), c.gate_dtype), T.alloc_local((1,), "float32"), T.alloc_local((1,), c.bias_dtype)
     x, carry = T.alloc_local((TM,), "float32"), T.alloc_local((2,), "float32")
-    sums = T.alloc_local((16,), "float32")
+    sums, keys = T.alloc_local((16,), "float32"), T.alloc_local((TM,), "bfloat16")
     slot, target, start, L = (T.alloc_var("int32") for _ in range(4))
     next_slot, next_target, next_start, next_L = (T.alloc_var("int32") for _ in range(4))
     begin, stop, nearest = (T.alloc_var("int32") for _ in range(3))
@@ -160,27 +160,22 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, k, v, gates, pool, requests):
             else:
                 for i in T.unroll(T.ceildiv(c.K // QUAD, c.warps - 1)):
                     if i * (c.warps - 1) + warp - 1 < c.K // QUAD:
-                        tokens.share_columns(
-                            K_s, at // of_key % 2 * TM, columns, i * (c.warps - 1) + warp - 1, lane
-                        )  # fmt: skip
+                        tokens.load_keys(K_s, at // of_key % 2 * TM, i * (c.warps - 1) + warp - 1, keys, lane)
+                        tokens.share_columns(keys, columns, i * (c.warps - 1) + warp - 1, lane)
         T.sync_threads()
         T.clear(x)
-        carry[tokens.BEHIND] = 0.0
         carry[tokens.DECAY] = 1.0
         if warp == 0:
             # A chain: of an `if` alone TileLang would make one for every statement in it.
             if L <= 4:
-                tokens.share_updates_of_values(gram, k_norm, decay, beta, tables, end_decay, x, carry, 4, c.parts, lane)
+                tokens.updates_of_values(gram, 0, k_norm, decay, beta, end_decay, x, carry, 4, lane)
             elif L <= 8:
-                tokens.share_updates_of_values(gram, k_norm, decay, beta, tables, end_decay, x, carry, 8, c.parts, lane)
+                tokens.updates_of_values(gram, 0, k_norm, decay, beta, end_decay, x, carry, 8, lane)
             elif L <= 12:
-                tokens.share_updates_of_values(
-                    gram, k_norm, decay, beta, tables, end_decay, x, carry, 12, c.parts, lane
-                )
+                tokens.updates_of_values(gram, 0, k_norm, decay, beta, end_decay, x, carry, 12, lane)
             else:
-                tokens.share_updates_of_values(
-                    gram, k_norm, decay, beta, tables, end_decay, x, carry, 16, c.parts, lane
-                )
+                tokens.updates_of_values(gram, 0, k_norm, decay, beta, end_decay, x, carry, 16, lane)
+            tokens.share_column(x, tables, lane // TM, lane % TM, c.parts)
         T.sync_threads()
         if turn + 1 < stop - begin:
             _stage(
@@ -193,10 +188,9 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, k, v, gates, pool, requests):
         T.sync_threads()
         if slot >= 0 and slot < SLOTS and target >= 0 and target < SLOTS:
             if L > 0:
-                fold(
-                    c, tiles, state, P_s, tables, V_s, turn % 2 * TM, Z_s, columns, end_decay,
-                    pool, target, h, v0, r0, lane,
-                )  # fmt: skip
+                updates(c, tiles, state, P_s, tables, V_s, turn % 2 * TM, Z_s, r0, lane)
+                T.sync_warp()
+                add_updates(c, tiles, state, Z_s, columns, end_decay, pool, target, h, v0, r0, lane)
             elif target != slot:
                 for i in T.unroll(tiles):
                     for j in T.unroll(c.K // QUAD):
@@ -232,27 +226,21 @@ def _stage(c, rows: int, k, v, K_s, V_s, keys, fresh, values, start, L, h, v0, t
 
 
 @T.macro
-def fold(
-    c, tiles: int, state, P_s, tables, V_s, first, Z_s, columns, end_decay, pool, target, h, v0, r0, lane
-):  # fmt: skip
-    """state = end_decay state + Z^T K, Z = W V + P state^T, for the rows of this warp, rounded to what the pool has and
-    stored in it."""
-    A, B = T.alloc_local((c.parts * 4,), "uint32"), T.alloc_local((4,), "uint32")
-    part = T.alloc_local((CHUNK,), "bfloat16")
-    sums, z = T.alloc_local((tiles * 4,), "float32"), T.alloc_local((2,), "bfloat16")
-    after = T.alloc_local((16,), "float32")
-    decay = T.alloc_var("float32")
+def updates(c, tiles: int, state, P_s, tables, V_s, first, Z_s, r0, lane):
+    """Z_s[p, t, row] = part p of Z = W V + P state^T, for the rows of this warp."""
+    A, values = T.alloc_local((c.parts * 4,), "uint32"), T.alloc_local((4,), "uint32")
+    part, z = T.alloc_local((CHUNK,), "bfloat16"), T.alloc_local((2,), "bfloat16")
+    sums = T.alloc_local((tiles * 4,), "float32")
     g, quad = lane // 4, lane % 4
-    decay = end_decay[0]
     T.clear(sums)
     tokens.load_table(tables, tokens.OF_OUTPUTS, A, c.parts, lane)
     for pair in T.unroll(T.ceildiv(tiles, 2)):
         # With one tile the second half of the matrices is the first again.
         row, col = by_16(lane)
-        load_matrices(V_s[first + row, r0 + pair * TM + col % (8 * tiles)], B, 0, True)
+        load_matrices(V_s[first + row, r0 + pair * TM + col % (8 * tiles)], values, 0, True)
         for p in tuple(range(c.parts)):
             for i in T.unroll(min(tiles, 2)):
-                mma(A, p * 4, B, i * 2, sums, (pair * 2 + i) * 4)
+                mma(A, p * 4, values, i * 2, sums, (pair * 2 + i) * 4)
     for j in T.unroll(c.K // QUAD):
         for half in T.unroll(2):
             for p in tuple(range(c.parts)):
@@ -265,7 +253,7 @@ def fold(
                     else:
                         for e in T.unroll(4):
                             part[e] = bf16_part(state[i, j, half * 4 + e], s)
-                        for p in tuple(range(min(c.parts, PARTS[c.pool] + 1 - s))):  # less than fp32 keeps beyond
+                        for p in tuple(range(min(c.parts, PARTS[c.pool] + 1 - s))):  # fp32 sums keep no more
                             mma(A, p * 4, part, 0, sums, i * 4)
     for p in tuple(range(c.parts)):
         for i in T.unroll(tiles):
@@ -273,7 +261,15 @@ def fold(
                 tokens.split(sums, i * 4 + half * 2, z, 0, 2)
                 for e in T.vectorized(2):
                     Z_s[p * TM + half * 8 + g, r0 + i * 8 + quad * 2 + e] = z[e]
-    T.sync_warp()
+
+
+@T.macro
+def add_updates(c, tiles: int, state, Z_s, columns, end_decay, pool, target, h, v0, r0, lane):
+    """state = end_decay state + Z^T K for the rows of this warp, rounded to what the pool has, and stored in it."""
+    A, B = T.alloc_local((c.parts * 4,), "uint32"), T.alloc_local((4,), "uint32")
+    sums = T.alloc_local((16,), "float32")
+    decay = T.alloc_var("float32")
+    decay = end_decay[0]
     for pair in T.unroll(T.ceildiv(tiles, 2)):
         row, col = by_8(lane)
         for p in tuple(range(c.parts)):
@@ -282,21 +278,20 @@ def fold(
             for m in T.unroll(4):
                 for i in T.unroll(min(tiles, 2)):
                     for e in T.unroll(2):
-                        after[m * 4 + i * 2 + e] = decay * T.cast(state[pair * 2 + i, j, m * 2 + e], "float32")
+                        sums[m * 4 + i * 2 + e] = decay * T.cast(state[pair * 2 + i, j, m * 2 + e], "float32")
                 if tiles == 1:
                     for e in T.unroll(2):
-                        after[m * 4 + 2 + e] = 0.0
+                        sums[m * 4 + 2 + e] = 0.0
             for half in T.unroll(2):
                 tokens.load_columns(columns, j, half, B, lane)
                 for p in tuple(range(c.parts)):
                     for m in T.unroll(2):
-                        mma(A, p * 4, B, m * 2, after, (half * 2 + m) * 4)
+                        mma(A, p * 4, B, m * 2, sums, (half * 2 + m) * 4)
             for i in T.unroll(min(tiles, 2)):
                 for m in T.unroll(4):
                     for e in T.vectorized(2):
-                        state[pair * 2 + i, j, m * 2 + e] = T.cast(after[m * 4 + i * 2 + e], c.pool)
+                        state[pair * 2 + i, j, m * 2 + e] = T.cast(sums[m * 4 + i * 2 + e], c.pool)
                 for e in T.vectorized(CHUNK):
-                    pool[target, h, v0 + r0 + (pair * 2 + i) * 8 + g, j * QUAD + quad * CHUNK + e] = state[
+                    pool[target, h, v0 + r0 + (pair * 2 + i) * 8 + lane // 4, j * QUAD + lane % 4 * CHUNK + e] = state[
                         pair * 2 + i, j, e
                     ]
-    T.sync_warp()  # the next piece stores its Z where this one was read

@@ -188,7 +188,7 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, q, k, v, gates, pool, state_indi
                 steps.load_raw_gates(*gates, *raw, _token(next_first, lane, NT), (at + 1) // of_v % c.HV)
         tokens.share_operand(KQ_s, at // of_key % 2 * 2 * TM, tables, by_q, P_s, c.K, c.warps, warp, lane)
         T.sync_threads()
-        _outputs(
+        store_outputs(
             c, tiles, state, P_s, tables, V_s, turn % 2 * TM, o, slot >= 0 and slot < SLOTS, start, L, h, v0, r0, lane
         )
         # Rows of o that belong to no request are zero: request n clears every N-th of them.
@@ -217,8 +217,13 @@ def _stage(c, rows: int, q, k, v, KQ_s, V_s, keys, fresh, values, first, last, h
 
 
 @T.macro
-def _outputs(c, tiles: int, state, P_s, tables, V_s, first, o, present, start, L, h, v0, r0, lane):
-    """o = P S_0^T + M V for the rows of this warp. Outputs go through the room of their values to be stored whole."""
+def store_outputs(
+    c, tiles: int, state, P_s, tables, V_s, first, o, present, start, L, h, v0, r0, lane, history=None
+):  # fmt: skip
+    """o = P S_0^T + M V for the rows of this warp. Outputs go through the room of their values to be stored whole.
+
+    Behind a `history` (M_h, its values, the row of the first) o has M_h V_h more.
+    """
     A, values = T.alloc_local((8,), "uint32"), T.alloc_local((4,), "uint32")
     part = T.alloc_local((CHUNK,), "bfloat16")
     sums = T.alloc_local((tiles * 4,), "float32")
@@ -232,6 +237,11 @@ def _outputs(c, tiles: int, state, P_s, tables, V_s, first, o, present, start, L
         for p in tuple(range(tokens.SPLIT)):
             for i in T.unroll(min(tiles, 2)):
                 mma(A, p * 4, values, i * 2, sums, (pair * 2 + i) * 4)
+        if history is not None:
+            load_matrices(history[1][history[2] + row, r0 + pair * TM + col % (8 * tiles)], values, 0, True)
+            for p in tuple(range(tokens.SPLIT)):
+                for i in T.unroll(min(tiles, 2)):
+                    mma(history[0], p * 8, values, i * 2, sums, (pair * 2 + i) * 4)
     for j in T.unroll(c.K // QUAD):
         for half in T.unroll(2):
             for p in tuple(range(tokens.SPLIT)):

@@ -8,8 +8,8 @@ Column j of M is what a value v_j = 1 alone does to the outputs, so the recurren
 V rows of the state. k and q stay raw; norms and scales are numbers of a token, applied in fp32.
 
 Lanes are (g, c) = (lane // 4, lane % 4), as in kernels/warp.py. A small operand of a product is the sum of two bf16
-parts, 16 bits of its fp32 value, or of three. Tables of such an operand are kept transposed, [part, j, t], so that the lane that has
-a column stores it in 16-byte pieces.
+parts, 16 bits of its fp32 value, or of three. Tables of such an operand are kept transposed, [part, j, t], so that the
+lane that has a column stores it in 16-byte pieces.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -25,7 +25,7 @@ PITCH = TM + 4  # of a [16, 16] table of fp32 in shared memory: rows start 4 ban
 TABLE = TM + CHUNK  # of one of bf16: the rows of a matrix lie in different banks
 BEHIND, DECAY = 0, 1  # of `carry`: w for the lanes of Q; e^{G_j}
 AHEAD = TM + 4  # in the last step of Q the lanes of R load behind the last token, and do not use it
-OF_OUTPUTS, OF_STATE = 0, 1  # tables: M, N
+OF_OUTPUTS, OF_STATE, OF_HISTORY = 0, 1, 2  # tables: M (or W), N; W of a history
 SPLIT = 2  # bf16 parts of a small operand
 MATRICES = 2 * 64 + TM  # of P: two 8 x 8 matrices, padded so that the four lanes of a row store without conflicts
 
@@ -38,6 +38,26 @@ def stage_rows(x, t0, head, col0, dst, row0, cols: int, L, threads: int, tx):
         t, col = piece // (cols // CHUNK), piece % (cols // CHUNK) * CHUNK
         if TM * cols // CHUNK % threads == 0 or t < TM:
             stage_chunk(x, t0 + t, head, col0 + col, dst, row0 + t, col, t < L)
+
+
+@T.macro
+def stage_window(x, slot, first, head, col0, dst, row0, cols: int, L, threads: int, tx):
+    """dst[row0 + t, 0:cols] = row first + t of the ring x[slot], [rows, heads, dim], for t < L, else 0."""
+    for i in T.unroll(T.ceildiv(TM * cols // CHUNK, threads)):
+        piece = i * threads + tx
+        t, col = piece // (cols // CHUNK), piece % (cols // CHUNK) * CHUNK
+        if TM * cols // CHUNK % threads == 0 or t < TM:
+            T.ptx_cp_async(
+                T.access_ptr(dst[row0 + t, col], "w", CHUNK),
+                T.access_ptr(x[slot, in_ring(first + t, x.shape[1]), head, col0 + col], "r", CHUNK),
+                CHUNK,
+                predicate=t < L,
+            )
+
+
+def in_ring(row, rows):
+    """Row `row` < 2 `rows` of a ring."""
+    return T.Select(row >= rows, row - rows, row)
 
 
 @T.macro
@@ -65,6 +85,19 @@ def share_product(sums, gram, index, lane):
         for half in T.unroll(2):
             for e in T.vectorized(2):
                 gram[index, half * 8 + g, tile * 8 + c * 2 + e] = sums[tile * 4 + half * 2 + e]
+
+
+@T.macro
+def share_parts(sums, parts_of, lane):
+    """parts_of[p, i, s] = part p of what `multiply` found. Destroys sums."""
+    part = T.alloc_local((2,), "bfloat16")
+    g, c = lane // 4, lane % 4
+    for p in tuple(range(SPLIT)):
+        for tile in T.unroll(2):
+            for half in T.unroll(2):
+                split(sums, tile * 4 + half * 2, part, 0, 2)
+                for e in T.vectorized(2):
+                    parts_of[p, half * 8 + g, tile * 8 + c * 2 + e] = part[e]
 
 
 @T.macro
@@ -148,22 +181,20 @@ def share_outputs_of_values(
 
 
 @T.macro
-def share_updates_of_values(
-    gram, k_norm, decay, beta, tables, end_decay, x, carry, tokens: int, parts: int, lane
-):  # fmt: skip
-    """Tables of W[i, j], the factor of the raw k_i in the state after all tokens if v_j = 1 alone, and of
-    N[i, j] = - W[i, j] e^{G_j} / |k_j|; end_decay[0] = e^G of them all. Steps as in `share_outputs_of_values`:
+def updates_of_values(gram, index, k_norm, decay, beta, end_decay, x, carry, tokens: int, lane):
+    """x = column j = lane % 16 of W, the factors of the raw k_i in the state after all tokens if v_j = 1 alone; in the
+    upper half of the warp of N[i, j] = W[i, j] carry[DECAY], carry[DECAY] = - e^{G_j} / |k_j|. end_decay[0] = e^G of
+    all tokens. Steps as in `share_outputs_of_values`, with gram[index, i, t] = k_i . k_t:
 
         W[i, j] = w_i times the decays after i
 
-    Both halves of the warp have R of column j = lane % 16; the first stores W, the second N. One warp, at most `tokens`
-    tokens. x [16] = 0 and carry = (0, 1) on entry.
+    One warp, at most `tokens` tokens. x [16] = 0 and carry[DECAY] = 1 on entry.
     """
     row = T.alloc_local((TM,), "float32")
     decays = T.alloc_local((TM,), "float32")
     k_inv, betas = T.alloc_local((4,), "float32"), T.alloc_local((4,), "float32")  # of four steps
     w = T.alloc_var("float32")
-    kind, j = lane // TM, lane % TM
+    j = lane % TM
     for m in T.unroll(tokens // 4):
         for e in T.vectorized(4):
             decays[m * 4 + e] = decay[0, m * 4 + e]
@@ -175,7 +206,7 @@ def share_updates_of_values(
                 betas[e] = beta[i + e]
         for m in T.unroll((i + 1) // 4, tokens // 4):
             for e in T.vectorized(4):
-                row[m * 4 + e] = gram[0, i, m * 4 + e]
+                row[m * 4 + e] = gram[index, i, m * 4 + e]
         w = (T.Select(i == j, T.float32(1), T.float32(0)) - decays[i] * (k_inv[i % 4] * x[i])) * (
             betas[i % 4] * k_inv[i % 4]
         )
@@ -184,13 +215,13 @@ def share_updates_of_values(
         for t in T.unroll(i + 1, tokens):
             x[t] = decays[i] * x[t] + w * row[t]
         x[i] = w
-    w = T.Select(kind == 0, T.float32(1), -k_norm[j] * carry[DECAY])
+    carry[DECAY] = -k_norm[j] * carry[DECAY]
+    w = T.Select(lane < TM, T.float32(1), carry[DECAY])
     for i in tuple(reversed(range(tokens))):
         x[i] = x[i] * w
         w = w * decays[i]
     if lane == 0:
         end_decay[0] = w
-    share_column(x, tables, kind, j, parts)
 
 
 @T.macro
@@ -222,8 +253,11 @@ def load_table(tables, table, A, parts: int, lane):
 
 
 @T.macro
-def share_operand(KQ_s, row0, tables, by_q, P_s, K: int, warps: int, warp, lane):
-    """P_s[p, j, ...] = part p of P = diag(by_q) Q + N K, for the columns 32 j to 32 j + 31 of the state."""
+def share_operand(KQ_s, row0, tables, by_q, P_s, K: int, warps: int, warp, lane, history=None):
+    """P_s[p, j, ...] = part p of P = diag(by_q) Q + N K, for the columns 32 j to 32 j + 31 of the state.
+
+    Behind a `history` (N_h, K_h, row of its first key, e^G of it) it is P = e^G (diag(by_q) Q + N K) + N_h K_h.
+    """
     A, q = T.alloc_local((SPLIT * 4,), "uint32"), T.alloc_local((8,), "uint32")
     P, by = T.alloc_local((16,), "float32"), T.alloc_local((2,), "float32")
     load_table(tables, OF_STATE, A, SPLIT, lane)
@@ -241,6 +275,10 @@ def share_operand(KQ_s, row0, tables, by_q, P_s, K: int, warps: int, warp, lane)
                         q[m * 2 + half] & T.uint32(0xFFFF0000), "float32"
                     )
             add_product(A, KQ_s, row0, j, P, SPLIT, lane)
+            if history is not None:
+                for i in T.unroll(16):
+                    P[i] = P[i] * history[3]
+                add_product(history[0], history[1], history[2], j, P, SPLIT, lane)
             store_operand(P, P_s, j, SPLIT, lane)
 
 
@@ -260,13 +298,14 @@ def share_operand_of_keys(K_s, row0, tables, P_s, K: int, parts: int, warps: int
 
 @T.macro
 def add_product(A, K_s, row0, j, P, parts: int, lane):
-    """P += A K for the columns 32 j to 32 j + 31: four fragments of 8 columns."""
+    """P += A K for the columns 32 j to 32 j + 31: four fragments of 8 columns. A is uint32 or bf16."""
     k = T.alloc_local((8,), "uint32")
+    fragment = 4 if A.dtype == "uint32" else 8
     for pair in T.unroll(2):
         load_matrices(K_s[row0 + by_16(lane)[0], j * QUAD + pair * TM + by_16(lane)[1]], k, pair * 4, True)
     for p in tuple(range(parts)):
         for m in T.unroll(4):
-            mma(A, p * 4, k, m * 2, P, m * 4)
+            mma(A, p * fragment, k, m * 2, P, m * 4)
 
 
 @T.macro
@@ -294,17 +333,76 @@ def load_operand(P_s, p: int, j, half, A, at, lane):
 
 
 @T.macro
-def share_columns(K_s, row0, columns, j, lane):
-    """columns[j, m, ...] = 8 columns of 16 tokens of K_s: elements 2 m and 2 m + 1 of the four lanes of a state row,
-    32 j + 8 c + 2 m + (0, 1) for c = 0 to 3."""
-    k = T.alloc_local((CHUNK,), "bfloat16")
+def load_keys(K_s, row0, j, k, lane):
+    """k[0:16] (bf16) = columns 32 j to 32 j + 31 of 16 keys: of keys g and g + 8 those that `share_columns` stores."""
     for half in T.unroll(2):
-        load_matrices(K_s[row0 + half * 8 + lane % 8, j * QUAD + lane // 8 * CHUNK], k, 0)
+        load_matrices(K_s[row0 + half * 8 + lane % 8, j * QUAD + lane // 8 * CHUNK], k, half * 8)
+
+
+@T.macro
+def share_columns(k, columns, j, lane):
+    """columns[0, j, m, ...] = 8 columns of 16 keys: elements 2 m and 2 m + 1 of the four lanes of a state row,
+    32 j + 8 c + 2 m + (0, 1) for c = 0 to 3."""
+    for half in T.unroll(2):
         for e in T.vectorized(CHUNK):
-            columns[j, lane % 4, half * 64 + lane // 4 * CHUNK + e] = k[e]
+            columns[0, j, lane % 4, half * 64 + lane // 4 * CHUNK + e] = k[half * 8 + e]
 
 
 @T.macro
 def load_columns(columns, j, half, B, lane):
     """B[0:4] = two fragments B: 16 tokens by the state columns of m = 2 half, and of m = 2 half + 1."""
-    load_matrices(columns[j, half * 2 + lane // TM, lane % TM * CHUNK], B, 0, True)
+    load_matrices(columns[0, j, half * 2 + lane // TM, lane % TM * CHUNK], B, 0, True)
+
+
+@T.macro
+def behind_history(tables, cross_q, cross_k, by_q, factors, M_h, N_h, lane):
+    """M_h[t, j], what the value v_j = 1 of the history adds to o_t of the tokens behind it, and N_h[t, j] = M_h[t, j]
+    factors[j]: fragments A of two parts each, bf16 [16].
+
+        M_h = X W_h,  X[t, i] = by_q[t] (q_t . k_i) + sum_s N[t, s] (k_s . k_i),  i in the history, s and t not
+
+    cross_q[0, t, i] = q_t . k_i; cross_k[p, i, s] = part p of k_s . k_i.
+    """
+    A, B = T.alloc_local((SPLIT * 4,), "uint32"), T.alloc_local((SPLIT * 4,), "uint32")
+    X, X_parts = T.alloc_local((8,), "float32"), T.alloc_local((SPLIT * 8,), "bfloat16")
+    g, c = lane // 4, lane % 4
+    load_table(tables, OF_STATE, A, SPLIT, lane)
+    for p in tuple(range(SPLIT)):
+        load_matrices(cross_k[p, by_8(lane)[0], by_8(lane)[1]], B, p * 4)
+    for tile in T.unroll(2):
+        for half in T.unroll(2):
+            for e in T.vectorized(2):
+                X[tile * 4 + half * 2 + e] = cross_q[0, half * 8 + g, tile * 8 + c * 2 + e]
+    for half in T.unroll(2):
+        for tile in T.unroll(2):
+            for e in T.unroll(2):
+                X[tile * 4 + half * 2 + e] = X[tile * 4 + half * 2 + e] * by_q[half * 8 + g]
+    multiply_parts(A, 4, B, X)
+    # The fragment of a sum is that of an operand A whose contraction runs over its columns.
+    for p in tuple(range(SPLIT)):
+        split(X, 0, X_parts, p * 8, 8)
+        load_matrices(tables[OF_HISTORY, p, by_8(lane)[0], by_8(lane)[1]], B, p * 4)
+    T.clear(X)
+    multiply_parts(X_parts, 8, B, X)
+    split_twice(X, M_h, N_h, factors, c)
+
+
+@T.macro
+def multiply_parts(A, fragment: int, B, X):
+    """X += A B of 16 x 16, each the sum of two parts; the product of the two low ones is below what fp32 sums keep."""
+    for p, s in ((0, 0), (0, 1), (1, 0)):
+        for tile in T.unroll(2):
+            mma(A, p * fragment, B, s * 4 + tile * 2, X, tile * 4)
+
+
+@T.macro
+def split_twice(X, M_h, N_h, factors, c):
+    """M_h = the parts of X, N_h = those of X times the factors of its columns. Destroys X."""
+    Y = T.alloc_local((8,), "float32")
+    for tile in T.unroll(2):
+        for half in T.unroll(2):
+            for e in T.unroll(2):
+                Y[tile * 4 + half * 2 + e] = X[tile * 4 + half * 2 + e] * factors[tile * 8 + c * 2 + e]
+    for p in tuple(range(SPLIT)):
+        split(X, 0, M_h, p * 8, 8)
+        split(Y, 0, N_h, p * 8, 8)
