@@ -52,3 +52,36 @@ class FoldConfig:
     @property
     def warps(self) -> int:
         return self.threads // 32
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowConfig:
+    """Of the program that verifies behind a ring of accepted tokens; the fields of `FoldConfig`, in its order."""
+
+    H: int
+    HV: int
+    pool: str = "bfloat16"
+    gate_dtype: str = "bfloat16"
+    bias_dtype: str = "float32"
+    l2norm: bool = True
+    K: int = 128
+    V: int = 128
+    tiles: int = 4
+    few_tiles: int = 1
+    ctas: int = 396
+    threads: int = 128
+    blocks_per_sm: int = 3
+    early_up_to: int = 132
+    parts: int = 2
+    marked: int = 32  # state rows of a mark: those of a piece of work while requests are few
+
+    @property
+    def warps(self) -> int:
+        return self.threads // 32
+
+
+@dataclasses.dataclass(frozen=True)
+class CursorConfig:
+    """Of the program that moves the cursors of a ring."""
+
+    threads: int = 128

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,9 @@ from kernels import checks
 from kernels.replay.plan import MOST_TOKENS
 from kernels.verify import contract
 from kernels.verify.contract import INDEX
+
+if TYPE_CHECKING:
+    from kernels.replay.ring import Window
 
 
 def check_tokens(cu_seqlens: Tensor, NT: int, max_tokens: int) -> None:
@@ -88,3 +93,46 @@ def launchable_states(k: Tensor, v: Tensor, ssm_states: Tensor) -> tuple[Tensor,
     checks.hopper("k", k)
     checks.supported(k.shape[2], v.shape[2])
     return tuple(checks.wide(name, x, 1) for name, x in (("k", k), ("v", v), ("ssm_states", ssm_states)))
+
+
+def check_window_sizes(ssm_states: Tensor, max_tokens: int, capacity: int) -> None:
+    """What a window is allocated for; see `kernels.replay.ring.Window.allocate`."""
+    if not isinstance(ssm_states, Tensor) or ssm_states.dim() != 4:
+        raise ValueError(
+            f"ssm_states has shape {tuple(getattr(ssm_states, 'shape', ()))}, must be (slots, HV, V, K); pass the pool"
+        )
+    for name, value, least in (("max_tokens", max_tokens, 1), ("capacity", capacity, 0)):
+        if not least <= value <= MOST_TOKENS:
+            raise ValueError(f"{name} is {value}, must be between {least} and {MOST_TOKENS}; pass {MOST_TOKENS}")
+
+
+def check_slots(window: Window, cache_indices: Tensor) -> Tensor:
+    """int32 [N] on the device of the window. Returns it with canonical strides."""
+    checks.tensor("cache_indices", cache_indices, (None,), INDEX, window.cursors.device)
+    return checks.inner_contiguous("cache_indices", cache_indices, 1)
+
+
+def check_window(window: Window, q: Tensor, ssm_states: Tensor, a: Tensor) -> None:
+    """The window belongs to this pool, and keeps inputs of these dtypes and heads."""
+    slots, HV, V, K = ssm_states.shape
+    R, H = window.k.shape[1], q.shape[1]
+    want = {
+        "window.k": (window.k, (slots, R, H, K), q.dtype),
+        "window.v": (window.v, (slots, R, HV, V), q.dtype),
+        "window.a": (window.a, (slots, R, HV), a.dtype),
+        "window.b": (window.b, (slots, R, HV), a.dtype),
+        "window.cursors": (window.cursors, (slots, 4), torch.int32),
+        "window.marks": (window.marks, (slots, HV, -(-V // 32)), torch.int32),
+    }
+    for name, (x, shape, dtype) in want.items():
+        if x.shape != shape or x.dtype != dtype or x.device != q.device or not x.is_contiguous():
+            raise ValueError(
+                f"{name} is {x.dtype} {tuple(x.shape)} on {x.device}, must be {dtype} {shape} on {q.device}, "
+                "contiguous; allocate the window for this pool, these heads and this dtype of the gates"
+            )
+    needed = 2 * max(window.capacity, window.max_tokens) + window.max_tokens
+    if needed > R:
+        raise ValueError(
+            f"the window has {R} rows, capacity {window.capacity} and max_tokens {window.max_tokens} need {needed}; "
+            "allocate another"
+        )

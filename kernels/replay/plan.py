@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from kernels.replay.config import Config, FoldConfig
+from kernels.replay.config import Config, CursorConfig, FoldConfig, WindowConfig
 from kernels.runtime import Program
 from kernels.tile import TM
 
@@ -33,6 +33,25 @@ def fold_plan(*, H: int, HV: int, K: int, V: int, pool: str, gate_dtype: str, bi
         tiles=_tiles(pool, V), ctas=132 * per_sm, blocks_per_sm=per_sm, parts=3 if pool == "float32" else 2,
     )  # fmt: skip
     return Program("kernels.replay.fold", config)
+
+
+@functools.cache
+def window_plan(
+    *, H: int, HV: int, K: int, V: int, pool: str, gate_dtype: str, bias_dtype: str, l2norm: bool
+) -> Program:
+    """The program of a verify behind a ring, in the same way."""
+    per_sm = 3 if pool == "bfloat16" and V <= 128 and gate_dtype != "float32" else 2
+    config = WindowConfig(
+        H=H, HV=HV, pool=pool, gate_dtype=gate_dtype, bias_dtype=bias_dtype, l2norm=l2norm, K=K, V=V,
+        tiles=_tiles(pool, V), ctas=132 * per_sm, blocks_per_sm=per_sm, parts=3 if pool == "float32" else 2,
+    )  # fmt: skip
+    return Program("kernels.replay.window", config)
+
+
+@functools.cache
+def cursors_plan() -> Program:
+    """The program that moves the cursors of a ring."""
+    return Program("kernels.replay.cursors", CursorConfig())
 
 
 def _tiles(pool: str, V: int) -> int:

@@ -66,11 +66,17 @@ def multiply(X_s, a_row, b_row, sums, K: int, lane):
 
     Destroys sums[8:16], of a second chain that halves the latency.
     """
+    multiply_two(X_s, a_row, X_s, b_row, sums, K, lane)
+
+
+@T.macro
+def multiply_two(X_s, a_row, Y_s, b_row, sums, K: int, lane):
+    """The same for 16 rows of X_s with 16 of Y_s."""
     A, B = T.alloc_local((4,), "uint32"), T.alloc_local((4,), "uint32")
     T.clear(sums)
     for s in T.unroll(K // TM):
         load_matrices(X_s[a_row + by_16(lane)[0], s * TM + by_16(lane)[1]], A, 0)
-        load_matrices(X_s[b_row + by_8(lane)[0], s * TM + by_8(lane)[1]], B, 0)
+        load_matrices(Y_s[b_row + by_8(lane)[0], s * TM + by_8(lane)[1]], B, 0)
         mma(A, 0, B, 0, sums, s % 2 * 8)
         mma(A, 0, B, 2, sums, s % 2 * 8 + 4)
     for i in T.unroll(8):

@@ -1,0 +1,408 @@
+"""Outputs of new tokens behind a state and up to 16 accepted tokens that it does not hold yet (specs/design/replay.md).
+
+    o = P S_0^T + M V + M_h V_h,   P = e^{G_h} (diag(e^G) Q + N K) + N_h K_h
+
+The accepted tokens of a request, its history, lie in a ring of rows beside its state, and the new tokens are added
+behind them. A request whose history grew too long has older tokens before it that are folded into its state first.
+Work is dealt out as in kernels/replay/outputs.py. Barriers of a piece:
+
+    tokens are there    gates (warp 2: history, warp 3: new tokens); with a new key head products of tokens
+    products are there  warp 0: M and N, warp 1: W of the history
+    M, N, W are there   all warps: the next tokens are started; M_h, N_h; P, 32 columns each
+    P is there          each warp alone: new tokens to the ring, outputs of its rows
+
+and before them, of a request that folds:
+
+    old tokens are there, products, W and N, P    as in kernels/replay/fold.py
+    Z is there                                    keys by columns, where P was
+    columns are there                             each warp alone: its rows of the state
+
+Only the piece that has the rows of a state touches them, and the cursors are moved by another launch
+(kernels/replay/cursors.py), so that nothing races. Whether a piece has folded is marked with the number of the fold, so
+that a call can be repeated. Shared memory: 73 KiB for a bf16 pool.
+"""
+
+# mypy: disable-error-code="no-untyped-def, valid-type"
+from typing import Any
+
+import tilelang.language as T
+
+from kernels import steps
+from kernels.replay import tokens
+from kernels.replay.config import WindowConfig as Config
+from kernels.replay.cursors import BASE, CURSORS, FOLD, FOLDING, LIVE
+from kernels.replay.fold import add_updates, updates
+from kernels.replay.outputs import store_outputs
+from kernels.tile import TM
+from kernels.verify import signature
+from kernels.warp import CHUNK, QUAD
+
+PASS_CONFIGS: dict[str, Any] = {
+    "tl.disable_warp_specialized": True,  # every thread has one role
+    "tl.disable_safe_memory_legalize": True,  # every index below is guarded where it is formed
+    "tl.disable_thread_storage_sync": True,  # the barriers are where the steps say
+}
+
+NEW_KEYS, NEW_QUERIES, OLD_KEYS = 0, 1, 2  # of `gram`: products of keys with new keys, new queries; of older keys
+
+
+def build(c: Config) -> Any:
+    """The program's parameters, in order:
+
+    q, k, v, a, b, A_log, dt_bias, pool, state_indices, cu_seqlens, o, ring_k, ring_v, ring_a, ring_b, cursors, marks,
+    scale, beta_scale.
+    """
+    QT, KT, VT, OT, AT, BT, AlogT, BiasT, PoolT, _, IndexT, CuT, *_ = signature.types(c)
+    SLOTS, ROWS = PoolT.shape[0], T.dynamic("ROWS")
+    RKT, RVT = T.Tensor((SLOTS, ROWS, c.H, c.K), "bfloat16"), T.Tensor((SLOTS, ROWS, c.HV, c.V), "bfloat16")
+    RAT, RBT = (T.Tensor((SLOTS, ROWS, c.HV), c.gate_dtype) for _ in range(2))
+    CursorT, MarkT = T.Tensor((SLOTS, CURSORS), "int32"), T.Tensor((SLOTS, c.HV, c.V // c.marked), "int32")
+
+    @T.prim_func
+    def replay_window(
+        q: QT, k: KT, v: VT, a: AT, b: BT, A_log: AlogT, dt_bias: BiasT,
+        pool: PoolT, state_indices: IndexT, cu_seqlens: CuT, o: OT,
+        ring_k: RKT, ring_v: RVT, ring_a: RAT, ring_b: RBT, cursors: CursorT, marks: MarkT,
+        scale: T.float32, beta_scale: T.float32,
+    ):  # fmt: skip
+        new, ring = (q, k, v, a, b), (ring_k, ring_v, ring_a, ring_b)
+        _body(c, new, ring, (A_log, dt_bias, beta_scale), pool, (state_indices, cu_seqlens, cursors), marks, o, scale)
+
+    return replay_window
+
+
+def _items(c, N, tiles: int):
+    """Pieces of work: the rows of a CTA, of every value head of N requests."""
+    return N * c.HV * (c.V // (c.warps * 8 * tiles))
+
+
+@T.macro
+def _body(c, new, ring, gates, pool, requests, marks, o, scale):
+    N = requests[0].shape[0]
+    few = _items(c, N, c.few_tiles) <= c.ctas
+    items = T.if_then_else(few, _items(c, N, c.few_tiles), T.min(_items(c, N, c.tiles), c.ctas))
+    with T.Kernel(items, threads=c.threads) as cta:
+        for x in tuple(range(3)):
+            steps.assume_wide(new[x], 1)
+        steps.assume_wide(o, 1)
+        steps.assume_wide(pool, 1)
+        T.annotate_min_blocks_per_sm(c.blocks_per_sm)
+        tx = T.get_thread_binding()
+        T.pdl_sync()
+        shared = _shared(c)
+        if few:
+            _rows(c, c.few_tiles, items, cta, tx, shared, new, ring, gates, pool, requests, marks, o, scale)
+        else:
+            _rows(c, c.tiles, items, cta, tx, shared, new, ring, gates, pool, requests, marks, o, scale)
+
+
+def _shared(c):
+    """New k and q, k of the history, v of both (all of two pieces of work), tokens to fold; products; numbers of tokens
+    (k_norm, q_norm, old_norm, decay, old_decay, beta, old_beta, by_q, factors); e^G; tables, P."""
+    rows = c.warps * 8 * max(c.tiles, c.few_tiles)
+    return (
+        T.alloc_shared((2 * 2 * TM, c.K + CHUNK), "bfloat16"),  # padded: the rows of a matrix lie in different banks
+        T.alloc_shared((2 * TM, c.K + CHUNK), "bfloat16"),
+        T.alloc_shared((2 * TM, rows + CHUNK), "bfloat16"),
+        T.alloc_shared((2 * TM, rows + CHUNK), "bfloat16"),
+        T.alloc_shared((max(c.parts, 2) * TM, max(rows, c.K) + CHUNK), "bfloat16"),
+        T.alloc_shared((3, tokens.AHEAD, tokens.PITCH), "float32"),
+        T.alloc_shared((1, TM, tokens.PITCH), "float32"),
+        T.alloc_shared((tokens.SPLIT, TM, tokens.TABLE), "bfloat16"),
+        *(T.alloc_shared((TM,), "float32") for _ in range(3)),
+        T.alloc_shared((2, tokens.AHEAD), "float32"),
+        T.alloc_shared((1, TM), "float32"),
+        *(T.alloc_shared((TM,), "float32") for _ in range(4)),
+        T.alloc_shared((1,), "float32"),
+        T.alloc_shared((3, c.parts, TM, tokens.TABLE), "bfloat16"),
+        T.alloc_shared((c.parts, c.K // QUAD, 4, tokens.MATRICES), "bfloat16"),
+        T.alloc_shared((1,), "int32"),
+    )
+
+
+@T.macro
+def _rows(c, tiles: int, ctas, cta, tx, shared, new, ring, gates, pool, requests, marks, o, scale):
+    """The pieces of work of CTA `cta` of `ctas`, 8 `tiles` rows a warp, with the tokens of the next on their way."""
+    state_indices, cu_seqlens, cursors = requests
+    NT, N, SLOTS, ROWS = new[0].shape[0], state_indices.shape[0], pool.shape[0], ring[0].shape[1]
+    (
+        KQ_s, KH_s, V_s, VH_s, F_s, gram, cross_q, cross_k, k_norm, q_norm, old_norm, decay, old_decay, beta, old_beta,
+        by_q, factors, end_decay, tables, P_s, end,
+    ) = shared  # fmt: skip
+    rows = c.warps * 8 * tiles
+    of_v = c.V // rows
+    of_key = c.HV // c.H * of_v  # pieces in a row that share a key head
+    items = _items(c, N, tiles)
+    warp, lane = tx // 32, tx % 32
+    r0 = warp * 8 * tiles
+    state = T.alloc_local((tiles, c.K // QUAD, CHUNK), c.pool)
+    raw = T.alloc_local((2,), c.gate_dtype), T.alloc_local((1,), "float32"), T.alloc_local((1,), c.bias_dtype)
+    x, carry = T.alloc_local((TM,), "float32"), T.alloc_local((2,), "float32")
+    sums, keys = T.alloc_local((16,), "float32"), T.alloc_local((TM,), "bfloat16")
+    M_h, N_h = (T.alloc_local((tokens.SPLIT * 8,), "bfloat16") for _ in range(2))
+    # Of this piece of work and the next: slot, the nearest one, tokens, and rows of the ring.
+    slot, nearest, start, L, base, folding, live, fold = (T.alloc_var("int32") for _ in range(8))
+    next_slot, next_nearest, next_start, next_L, next_base = (T.alloc_var("int32") for _ in range(5))
+    next_folding, next_live, next_fold, history, next_history = (T.alloc_var("int32") for _ in range(5))
+    after_slot, begin, stop, unused, marked, fresh_rows = (T.alloc_var("int32") for _ in range(6))
+    history_decay = T.alloc_var("float32")
+    begin = T.cast(T.cast(items, "int64") * cta // ctas, "int32")
+    stop = T.cast(T.cast(items, "int64") * (cta + 1) // ctas, "int32")
+    if tx == 0:
+        end[0] = T.min(T.max(cu_seqlens[N], 0), NT)
+    slot = state_indices[begin // (c.HV * of_v)]
+    next_slot = state_indices[T.min(begin + 1, items - 1) // (c.HV * of_v)]
+    start = T.max(cu_seqlens[begin // (c.HV * of_v)], 0)
+    L = T.min(T.min(cu_seqlens[begin // (c.HV * of_v) + 1], NT) - start, TM)
+    nearest = T.max(T.min(slot, SLOTS - 1), 0)
+    base = cursors[nearest, BASE]
+    folding = cursors[nearest, FOLDING]
+    live = cursors[nearest, LIVE]
+    fold = cursors[nearest, FOLD]
+    history = tokens.in_ring(base + folding, ROWS)
+    _stage(
+        c, rows, new, ring, KQ_s, KH_s, V_s, VH_s, begin // of_key % 2, True, 0, start, L, nearest, history, live,
+        begin // of_v % c.HV, begin % of_v * rows, tx,
+    )  # fmt: skip
+    for i in tuple(range(len(raw))):
+        T.clear(raw[i])
+    _load_gates(c, new, ring, gates, raw, nearest, history, start, begin // of_v % c.HV, tx)
+    for turn in T.serial(stop - begin):
+        at = begin + turn
+        n, h, v0 = at // (c.HV * of_v), at // of_v % c.HV, at % of_v * rows
+        # Before the state, behind which they would return: a load returns after those that the SM issued before it.
+        after_slot = state_indices[T.min(at + 2, items - 1) // (c.HV * of_v)]
+        next_start = T.max(cu_seqlens[T.min(at + 1, items - 1) // (c.HV * of_v)], 0)
+        next_L = T.min(T.min(cu_seqlens[T.min(at + 1, items - 1) // (c.HV * of_v) + 1], NT) - next_start, TM)
+        next_nearest = T.max(T.min(next_slot, SLOTS - 1), 0)
+        next_base = cursors[next_nearest, BASE]
+        next_folding = cursors[next_nearest, FOLDING]
+        next_live = cursors[next_nearest, LIVE]
+        next_fold = cursors[next_nearest, FOLD]
+        next_history = tokens.in_ring(next_base + next_folding, ROWS)
+        fresh_rows = tokens.in_ring(history + live, ROWS)
+        marked = 0
+        if folding > 0 and slot >= 0 and slot < SLOTS:
+            marked = marks[nearest, h, v0 // c.marked]
+            tokens.stage_window(ring[1], nearest, base, h, v0, F_s, 0, rows, folding, c.threads, tx)
+            tokens.stage_window(
+                ring[0], nearest, base, h // (c.HV // c.H), 0, F_s, TM, c.K, folding, c.threads, tx
+            )  # fmt: skip
+            T.ptx_commit_group()
+        for i in T.unroll(tiles):
+            for j in T.unroll(c.K // QUAD):
+                for e in T.vectorized(CHUNK):
+                    state[i, j, e] = pool[nearest, h, v0 + r0 + i * 8 + lane // 4, j * QUAD + lane % 4 * CHUNK + e]
+        if ctas <= c.early_up_to:
+            T.pdl_trigger()
+        if folding > 0 and slot >= 0 and slot < SLOTS and marked != fold:
+            _fold(
+                c, tiles, state, F_s, gram, old_norm, old_decay, old_beta, end_decay, tables, P_s, x, carry, sums, keys,
+                ring, gates, pool, marks, nearest, base, folding, fold, h, v0, r0, warp, lane,
+            )  # fmt: skip
+        T.ptx_wait_group(1)
+        T.sync_threads()
+        if warp == 3 and lane < TM:
+            steps.share_gates((0, 0, 0, 0, gates[2]), *raw, True, decay, T.view(beta, (1, TM)), 0, lane, lane < L)
+            decay[1, lane + 1] = decay[0, lane]
+            if lane == 0:
+                decay[1, 0] = 1.0
+            if v0 == 0 and lane < L and slot >= 0 and slot < SLOTS:
+                ring[2][nearest, tokens.in_ring(fresh_rows + lane, ROWS), h] = raw[0][0]
+                ring[3][nearest, tokens.in_ring(fresh_rows + lane, ROWS), h] = raw[0][1]
+        if warp == 2 and lane < TM:
+            steps.share_gates(
+                (0, 0, 0, 0, gates[2]), *raw, True, old_decay, T.view(old_beta, (1, TM)), 0, lane, lane < live
+            )  # fmt: skip
+        if turn == 0 or at % of_key == 0 or folding > 0:
+            _share_products(
+                c, KQ_s, at // of_key % 2 * 2 * TM, KH_s, at // of_key % 2 * TM, gram, cross_q, cross_k, k_norm, q_norm,
+                old_norm, sums, scale, warp, lane,
+            )  # fmt: skip
+        T.sync_threads()
+        T.clear(x)
+        carry[tokens.BEHIND] = 0.0
+        carry[tokens.DECAY] = 1.0
+        if warp == 0:
+            # A chain: of an `if` alone TileLang would make one for every statement in it.
+            if L <= 4:
+                tokens.share_outputs_of_values(gram, k_norm, q_norm, decay, beta, tables, by_q, x, carry, 4, lane)
+            elif L <= 8:
+                tokens.share_outputs_of_values(gram, k_norm, q_norm, decay, beta, tables, by_q, x, carry, 8, lane)
+            elif L <= 12:
+                tokens.share_outputs_of_values(gram, k_norm, q_norm, decay, beta, tables, by_q, x, carry, 12, lane)
+            else:
+                tokens.share_outputs_of_values(gram, k_norm, q_norm, decay, beta, tables, by_q, x, carry, 16, lane)
+        elif warp == 1:
+            if live <= 8:
+                tokens.updates_of_values(gram, OLD_KEYS, old_norm, old_decay, old_beta, end_decay, x, carry, 8, lane)
+            else:
+                tokens.updates_of_values(gram, OLD_KEYS, old_norm, old_decay, old_beta, end_decay, x, carry, 16, lane)
+            if lane < TM:
+                factors[lane] = carry[tokens.DECAY]
+                tokens.share_column(x, tables, tokens.OF_HISTORY, lane, tokens.SPLIT)
+        T.sync_threads()
+        if turn + 1 < stop - begin:
+            _stage(
+                c, rows, new, ring, KQ_s, KH_s, V_s, VH_s, (at + 1) // of_key % 2, (at + 1) % of_key == 0,
+                (turn + 1) % 2, next_start, next_L, next_nearest, next_history, next_live, (at + 1) // of_v % c.HV,
+                (at + 1) % of_v * rows, tx,
+            )  # fmt: skip
+            _load_gates(
+                c, new, ring, gates, raw, next_nearest, next_history, next_start, (at + 1) // of_v % c.HV, tx
+            )  # fmt: skip
+        tokens.behind_history(tables, cross_q, cross_k, by_q, factors, M_h, N_h, lane)
+        history_decay = end_decay[0]
+        tokens.share_operand(
+            KQ_s, at // of_key % 2 * 2 * TM, tables, by_q, P_s, c.K, c.warps, warp, lane,
+            (N_h, KH_s, at // of_key % 2 * TM, history_decay),
+        )  # fmt: skip
+        T.sync_threads()
+        if slot >= 0 and slot < SLOTS:
+            _keep(
+                c, tiles, ring, KQ_s, at // of_key % 2 * 2 * TM, V_s, turn % 2 * TM, nearest, fresh_rows, L, h, v0, r0,
+                tx,
+            )  # fmt: skip
+        store_outputs(
+            c, tiles, state, P_s, tables, V_s, turn % 2 * TM, o, slot >= 0 and slot < SLOTS, start, L, h, v0, r0, lane,
+            (M_h, VH_s, turn % 2 * TM),
+        )  # fmt: skip
+        # Rows of o that belong to no request are zero: request n clears every N-th of them.
+        unused = end[0] + n
+        while unused < NT:
+            if lane < 8 * tiles:
+                o[unused, h, v0 + r0 + lane] = T.bfloat16(0)
+            unused = unused + N
+        slot = next_slot
+        next_slot = after_slot
+        nearest = next_nearest
+        start = next_start
+        L = next_L
+        history = next_history
+        base = next_base
+        folding = next_folding
+        live = next_live
+        fold = next_fold
+    T.pdl_trigger()
+
+
+@T.macro
+def _stage(
+    c, rows: int, new, ring, KQ_s, KH_s, V_s, VH_s, keys, fresh, values, start, L, slot, first, live, h, v0, tx
+):  # fmt: skip
+    """Start loading the tokens of a piece of work and of its history, k and q only if they are `fresh`."""
+    if fresh:
+        tokens.stage_rows(new[1], start, h // (c.HV // c.H), 0, KQ_s, keys * 2 * TM, c.K, L, c.threads, tx)
+        tokens.stage_rows(new[0], start, h // (c.HV // c.H), 0, KQ_s, keys * 2 * TM + TM, c.K, L, c.threads, tx)
+        tokens.stage_window(ring[0], slot, first, h // (c.HV // c.H), 0, KH_s, keys * TM, c.K, live, c.threads, tx)
+    tokens.stage_rows(new[2], start, h, v0, V_s, values * TM, rows, L, c.threads, tx)
+    tokens.stage_window(ring[1], slot, first, h, v0, VH_s, values * TM, rows, live, c.threads, tx)
+    T.ptx_commit_group()
+    T.ptx_commit_group()  # an empty one, so that the wait can leave one: a wait for all is behind the state's loads
+
+
+@T.macro
+def _load_gates(c, new, ring, gates, raw, slot, first, start, h, tx):
+    """The gates of a piece of work: of new tokens in warp 3, of the history in warp 2; tokens that are absent have
+    those of others, and nobody uses them."""
+    NT, ROWS, lane = new[0].shape[0], ring[0].shape[1], tx % 32
+    if tx // 32 >= 2:
+        raw[1][0] = gates[0][h]
+        raw[2][0] = gates[1][h]
+        if tx // 32 == 3:
+            raw[0][0] = new[3][T.min(start, NT - 1) + T.min(lane % TM, NT - 1 - T.min(start, NT - 1)), h]
+            raw[0][1] = new[4][T.min(start, NT - 1) + T.min(lane % TM, NT - 1 - T.min(start, NT - 1)), h]
+        else:
+            raw[0][0] = ring[2][slot, tokens.in_ring(first + lane % TM, ROWS), h]
+            raw[0][1] = ring[3][slot, tokens.in_ring(first + lane % TM, ROWS), h]
+
+
+@T.macro
+def _share_products(
+    c, KQ_s, row0, KH_s, old0, gram, cross_q, cross_k, k_norm, q_norm, old_norm, sums, scale, warp, lane
+):  # fmt: skip
+    """Two products of 16 tokens with 16 others a warp, the norms from diagonals."""
+    if warp == 0:
+        tokens.multiply(KQ_s, row0, row0, sums, c.K, lane)
+        tokens.share_product(sums, gram, NEW_KEYS, lane)
+        tokens.share_norms(sums, k_norm, 1.0, c.l2norm, lane)
+    elif warp == 1:
+        tokens.multiply(KQ_s, row0, row0 + TM, sums, c.K, lane)
+        tokens.share_product(sums, gram, NEW_QUERIES, lane)
+    elif warp == 2:
+        tokens.multiply(KQ_s, row0 + TM, row0 + TM, sums, c.K, lane)
+        tokens.share_norms(sums, q_norm, scale, c.l2norm, lane)
+    else:
+        tokens.multiply(KH_s, old0, old0, sums, c.K, lane)
+        tokens.share_product(sums, gram, OLD_KEYS, lane)
+        tokens.share_norms(sums, old_norm, 1.0, c.l2norm, lane)
+    if warp == 0:
+        tokens.multiply_two(KQ_s, row0 + TM, KH_s, old0, sums, c.K, lane)
+        tokens.share_product(sums, cross_q, 0, lane)
+    elif warp == 1:
+        tokens.multiply_two(KH_s, old0, KQ_s, row0, sums, c.K, lane)
+        tokens.share_parts(sums, cross_k, lane)
+
+
+@T.macro
+def _keep(c, tiles: int, ring, KQ_s, keys, V_s, values, slot, first, L, h, v0, r0, tx):
+    """The new keys and values of a piece of work to the ring; a key head's keys by the first piece that has it."""
+    ROWS, lane = ring[0].shape[1], tx % 32
+    if v0 == 0 and h % (c.HV // c.H) == 0:
+        for i in T.unroll(TM * c.K // CHUNK // c.threads):
+            piece = i * c.threads + tx
+            if piece // (c.K // CHUNK) < L:
+                for e in T.vectorized(CHUNK):
+                    ring[0][
+                        slot, tokens.in_ring(first + piece // (c.K // CHUNK), ROWS), h // (c.HV // c.H),
+                        piece % (c.K // CHUNK) * CHUNK + e,
+                    ] = KQ_s[keys + piece // (c.K // CHUNK), piece % (c.K // CHUNK) * CHUNK + e]  # fmt: skip
+    for i in T.unroll(T.ceildiv(TM * tiles, 32)):
+        if (i * 32 + lane) // tiles < L:
+            for e in T.vectorized(CHUNK):
+                ring[1][
+                    slot, tokens.in_ring(first + (i * 32 + lane) // tiles, ROWS), h,
+                    v0 + r0 + (i * 32 + lane) % tiles * CHUNK + e,
+                ] = V_s[values + (i * 32 + lane) // tiles, r0 + (i * 32 + lane) % tiles * CHUNK + e]  # fmt: skip
+
+
+@T.macro
+def _fold(
+    c, tiles: int, state, F_s, gram, norm, decay, beta, end_decay, tables, P_s, x, carry, sums, keys,
+    ring, gates, pool, marks, slot, base, folding, fold, h, v0, r0, warp, lane,
+):  # fmt: skip
+    """The state of a piece of work becomes that after `folding` tokens, whose values are in F_s from row 0 on, their
+    keys from row 16 on; it is stored, and marked as the result of `fold`."""
+    raw = T.alloc_local((2,), c.gate_dtype), T.alloc_local((1,), "float32"), T.alloc_local((1,), c.bias_dtype)
+    if warp == 1:
+        raw[1][0] = gates[0][h]
+        raw[2][0] = gates[1][h]
+        raw[0][0] = ring[2][slot, tokens.in_ring(base + lane % TM, ring[2].shape[1]), h]
+        raw[0][1] = ring[3][slot, tokens.in_ring(base + lane % TM, ring[3].shape[1]), h]
+    T.ptx_wait_group(0)
+    T.sync_threads()
+    if warp == 1 and lane < TM:
+        steps.share_gates(
+            (0, 0, 0, 0, gates[2]), *raw, True, decay, T.view(beta, (1, TM)), 0, lane, lane < folding
+        )  # fmt: skip
+    if warp == 0:
+        tokens.multiply(F_s, TM, TM, sums, c.K, lane)
+        tokens.share_product(sums, gram, OLD_KEYS, lane)
+        tokens.share_norms(sums, norm, 1.0, c.l2norm, lane)
+    T.sync_threads()
+    T.clear(x)
+    carry[tokens.DECAY] = 1.0
+    if warp == 0:
+        tokens.updates_of_values(gram, OLD_KEYS, norm, decay, beta, end_decay, x, carry, TM, lane)
+        tokens.share_column(x, tables, lane // TM, lane % TM, c.parts)
+    T.sync_threads()
+    tokens.share_operand_of_keys(F_s, TM, tables, P_s, c.K, c.parts, c.warps, warp, lane)
+    tokens.load_keys(F_s, TM, warp, keys, lane)
+    T.sync_threads()
+    updates(c, tiles, state, P_s, tables, F_s, 0, F_s, r0, lane)
+    T.sync_threads()
+    tokens.share_columns(keys, P_s, warp, lane)
+    T.sync_threads()
+    add_updates(c, tiles, state, F_s, P_s, end_decay, pool, slot, h, v0, r0, lane)
+    if warp == 0 and lane < 8 * tiles * c.warps // c.marked:
+        marks[slot, h, v0 // c.marked + lane] = fold
