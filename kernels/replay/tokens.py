@@ -216,8 +216,7 @@ def updates_of_values(gram, index, k_norm, decay, beta, end_decay, x, carry, tok
         w = (T.Select(i == j, T.float32(1), T.float32(0)) - decays[i] * (k_inv[i % 4] * x[i])) * (
             betas[i % 4] * k_inv[i % 4]
         )
-        if i <= j:
-            carry[DECAY] = carry[DECAY] * decays[i]
+        carry[DECAY] = carry[DECAY] * T.Select(i <= j, decays[i], T.float32(1))
         for t in T.unroll(i + 1, tokens):
             x[t] = decays[i] * x[t] + w * row[t]
         x[i] = w

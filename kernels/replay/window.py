@@ -200,7 +200,8 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, new, ring, gates, pool, requests
                 c, tiles, state, F_s, gram, old_norm, old_decay, old_beta, end_decay, tables, P_s, x, carry, sums, keys,
                 ring, gates, pool, marks, nearest, base, folding, fold, h, v0, r0, warp, lane,
             )  # fmt: skip
-        T.ptx_wait_group(1)
+        else:  # TileLang makes one branch of an `if` that has an `else`, and of another one for each statement
+            T.ptx_wait_group(1)
         T.sync_threads()
         if warp == 3 and lane < TM:
             steps.share_gates((0, 0, 0, 0, gates[2]), *raw, True, decay, T.view(beta, (1, TM)), 0, lane, lane < L)
@@ -251,6 +252,8 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, new, ring, gates, pool, requests
             _load_gates(
                 c, new, ring, gates, raw, next_nearest, next_history, next_start, (at + 1) // of_v % c.HV, tx
             )  # fmt: skip
+        else:
+            T.ptx_commit_group()
         tokens.behind_history(tables, cross_q, cross_k, by_q, factors, M_h, N_h, lane)
         history_decay = end_decay[0]
         tokens.share_operand(
@@ -258,11 +261,10 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, new, ring, gates, pool, requests
             (N_h, KH_s, at // of_key % 2 * TM, history_decay),
         )  # fmt: skip
         T.sync_threads()
-        if slot >= 0 and slot < SLOTS:
-            _keep(
-                c, tiles, ring, KQ_s, at // of_key % 2 * 2 * TM, V_s, turn % 2 * TM, nearest, fresh_rows, L, h, v0, r0,
-                tx,
-            )  # fmt: skip
+        _keep(
+            c, tiles, ring, KQ_s, at // of_key % 2 * 2 * TM, V_s, turn % 2 * TM, nearest, fresh_rows,
+            T.Select(T.And(slot >= 0, slot < SLOTS), L, 0), h, v0, r0, tx,
+        )  # fmt: skip
         store_outputs(
             c, tiles, state, P_s, tables, V_s, turn % 2 * TM, o, slot >= 0 and slot < SLOTS, start, L, h, v0, r0, lane,
             (M_h, VH_s, turn % 2 * TM),

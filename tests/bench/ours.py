@@ -18,7 +18,7 @@ from kernels.decode import (
 from kernels.prepass import fused_recurrent_gdr_verify_prepass
 from kernels.verify import fused_recurrent_gdr_verify_fwd, fused_recurrent_gdr_verify_gated_fwd
 from tests.bench.implementation import Bound, Eager, Implementation, Unsupported, refuse_unless
-from tests.bench.problem import Problem
+from tests.bench.problem import FULL_HISTORY, HISTORY, RING, RING_OPS, Problem
 
 
 class Ours:
@@ -87,6 +87,74 @@ class Replay(Ours):
 
         eager = Eager(call, "`kernels.replay.verify`, o given")
         return Bound(call, lambda: {"o": p.o.unflatten(0, (shape.N, shape.T))}, p.reset, eager)
+
+
+class Commit(Ours):
+    """Accepted tokens applied to the states in place, from the inputs of the verify."""
+
+    name = "kernels/replay-commit"
+    ops = frozenset({"commit"})
+    note = "from q, k, v, a, b of the tokens; no snapshots exist"
+
+    def bind(self, problem: Problem) -> Bound:
+        p, shape = problem, problem.shape
+
+        def call(way: int = 0) -> None:
+            replay.commit(
+                p.A_log, p.a, p.dt_bias, p.k, p.v, p.b, p.pool, p.indices[way], p.cu_seqlens, p.lengths,
+                max_tokens=shape.T,
+            )  # fmt: skip
+
+        return Bound(call, lambda: {"final": p.states_of_way_0()}, p.reset, Eager(call, "`kernels.replay.commit`"))
+
+
+class Ring(Ours):
+    """Verify or decode behind a ring, and the launch that moves its cursors.
+
+    So that every launch finds what the one before it found, a second launch moves the cursors on to a history as long
+    as before: one more than a server has.
+    """
+
+    name = "kernels/replay-ring"
+    ops = frozenset(RING_OPS)
+    note = "with two launches that move cursors, of which a server has one"
+
+    def bind(self, problem: Problem) -> Bound:
+        p, shape = problem, problem.shape
+        window = replay.ring.Window.allocate(p.pool, shape.H, max_tokens=shape.T)
+        between = dataclasses.replace(window, capacity=(HISTORY + FULL_HISTORY) // 2, max_tokens=FULL_HISTORY)
+        full = p.history == FULL_HISTORY
+        again = torch.where(full, p.history, torch.zeros_like(p.history))
+        none = torch.zeros_like(p.history)
+        _, k, v = p.split(p.past_mixed)
+        for indices in p.indices:
+            slots = indices.long()
+            for kept, past in ((window.k, k), (window.v, v), (window.a, p.past_a), (window.b, p.past_b)):
+                kept[slots, :RING] = past.unflatten(0, (shape.N, RING))
+            window.cursors[slots] = torch.stack((none, again, p.history - again, full.int()), dim=1).int()
+        before = [x[p.indices[0].long()] for x in (window.k, window.v, window.a, window.b, window.cursors)]
+
+        def call(way: int = 0) -> Tensor:
+            return replay.ring.verify(
+                p.A_log, p.a, p.dt_bias, p.q, p.k, p.v, p.b, p.pool, p.indices[way], p.cu_seqlens, window, o=p.o
+            )  # fmt: skip
+
+        def launch(way: int) -> None:
+            call(way)
+            replay.ring.accept(dataclasses.replace(between, capacity=FULL_HISTORY), p.indices[way], again)
+            replay.ring.accept(between, p.indices[way], none)
+
+        def reset() -> None:
+            p.reset()
+            slots = p.indices[0].long()
+            for x, old in zip((window.k, window.v, window.a, window.b, window.cursors), before, strict=True):
+                x[slots] = old
+            window.marks[slots] = 0
+
+        def outputs() -> dict[str, Tensor]:
+            return {"o": p.o.unflatten(0, (shape.N, shape.T)), "final": p.states_of_way_0()}
+
+        return Bound(launch, outputs, reset, Eager(call, "`kernels.replay.ring.verify`, o given"))
 
 
 class BehindPrepass(Ours):
@@ -198,6 +266,8 @@ def ours() -> list[Implementation]:
         Verify("kernels/verify-chunk-two-heads", note="head_batch=2", head_batch=2),
         Verify("kernels/verify-lossless", note="the bits of T decode calls", lossless=True),
         Replay(),
+        Commit(),
+        Ring(),
         Verify("kernels/verify-no-snapshots", frozenset({"verify-replay"}), stores_none, snapshots=False),
         Decode(),
         PackedDecode(),
