@@ -43,9 +43,9 @@ class FoldConfig:
     V: int = 128
     tiles: int = 4
     few_tiles: int = 1
-    ctas: int = 396
+    ctas: int = 264
     threads: int = 128
-    blocks_per_sm: int = 3
+    blocks_per_sm: int = 2
     early_up_to: int = 132
     parts: int = 2  # bf16 parts of W, P and Z: 16 bits, or 24 where the pool keeps as many
 
@@ -68,9 +68,9 @@ class WindowConfig:
     V: int = 128
     tiles: int = 4
     few_tiles: int = 1
-    ctas: int = 396
+    ctas: int = 264
     threads: int = 128
-    blocks_per_sm: int = 3
+    blocks_per_sm: int = 2
     early_up_to: int = 132
     parts: int = 2
     marked: int = 32  # state rows of a mark: those of a piece of work while requests are few

@@ -116,7 +116,7 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, k, v, gates, pool, requests):
     sums, keys = T.alloc_local((16,), "float32"), T.alloc_local((TM,), "bfloat16")
     slot, target, start, L = (T.alloc_var("int32") for _ in range(4))
     next_slot, next_target, next_start, next_L = (T.alloc_var("int32") for _ in range(4))
-    begin, stop, nearest = (T.alloc_var("int32") for _ in range(3))
+    begin, stop = T.alloc_var("int32"), T.alloc_var("int32")
     begin = T.cast(T.cast(items, "int64") * cta // ctas, "int32")
     stop = T.cast(T.cast(items, "int64") * (cta + 1) // ctas, "int32")
     slot = state_indices[begin // (c.HV * of_v)]
@@ -141,11 +141,13 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, k, v, gates, pool, requests):
         next_target = target_indices[following]
         next_start = T.max(cu_seqlens[following], 0)
         next_L = _accepted(lengths[following], cu_seqlens[following], cu_seqlens[following + 1], NT)
-        nearest = T.max(T.min(slot, SLOTS - 1), 0)
-        for i in T.unroll(tiles):
-            for j in T.unroll(c.K // QUAD):
-                for e in T.vectorized(CHUNK):
-                    state[i, j, e] = pool[nearest, h, v0 + r0 + i * 8 + lane // 4, j * QUAD + lane % 4 * CHUNK + e]
+        if slot >= 0 and slot < SLOTS:
+            for i in T.unroll(tiles):
+                for j in T.unroll(c.K // QUAD):
+                    for e in T.vectorized(CHUNK):
+                        state[i, j, e] = pool[slot, h, v0 + r0 + i * 8 + lane // 4, j * QUAD + lane % 4 * CHUNK + e]
+        else:  # padding: no other slot is read, somebody might write it
+            T.clear(state)
         if ctas <= c.early_up_to:
             T.pdl_trigger()
         T.ptx_wait_group(1)
@@ -207,7 +209,7 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, k, v, gates, pool, requests):
 
 def _accepted(length, first, last, NT):
     """The tokens to apply of those of a request, also where the lengths make no sense."""
-    return T.max(T.min(T.min(length, TM), T.min(last, NT) - T.max(first, 0)), 0)
+    return T.max(T.min(T.min(length, TM), T.max(T.min(last, NT), 0) - T.max(first, 0)), 0)
 
 
 def _token(start, lane, NT):

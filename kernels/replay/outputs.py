@@ -152,7 +152,7 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, q, k, v, gates, pool, state_indi
         if ctas <= c.early_up_to:
             T.pdl_trigger()
         start = T.max(first, 0)
-        L = T.min(T.min(last, NT) - start, TM)
+        L = T.min(T.max(T.min(last, NT), 0) - start, TM)
         T.ptx_wait_group(1)
         T.sync_threads()
         if warp == 3 and lane < TM:
@@ -207,7 +207,7 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, q, k, v, gates, pool, state_indi
 def _stage(c, rows: int, q, k, v, KQ_s, V_s, keys, fresh, values, first, last, h, v0, tx):
     """Start loading the tokens of a piece of work, k and q only if they are `fresh`."""
     start = T.max(first, 0)
-    L = T.min(T.min(last, q.shape[0]) - start, TM)
+    L = T.min(T.max(T.min(last, q.shape[0]), 0) - start, TM)
     if fresh:
         tokens.stage_rows(k, start, h // (c.HV // c.H), 0, KQ_s, keys * 2 * TM, c.K, L, c.threads, tx)
         tokens.stage_rows(q, start, h // (c.HV // c.H), 0, KQ_s, keys * 2 * TM + TM, c.K, L, c.threads, tx)

@@ -27,10 +27,9 @@ def plan(*, H: int, HV: int, K: int, V: int, pool: str, gate_dtype: str, bias_dt
 @functools.cache
 def fold_plan(*, H: int, HV: int, K: int, V: int, pool: str, gate_dtype: str, bias_dtype: str, l2norm: bool) -> Program:
     """The program of commit, in the same way."""
-    per_sm = 3 if pool == "bfloat16" and V <= 128 else 2
     config = FoldConfig(
         H=H, HV=HV, pool=pool, gate_dtype=gate_dtype, bias_dtype=bias_dtype, l2norm=l2norm, K=K, V=V,
-        tiles=_tiles(pool, V), ctas=132 * per_sm, blocks_per_sm=per_sm, parts=3 if pool == "float32" else 2,
+        tiles=_tiles(pool, V), parts=3 if pool == "float32" else 2,
     )  # fmt: skip
     return Program("kernels.replay.fold", config)
 
@@ -40,10 +39,9 @@ def window_plan(
     *, H: int, HV: int, K: int, V: int, pool: str, gate_dtype: str, bias_dtype: str, l2norm: bool
 ) -> Program:
     """The program of a verify behind a ring, in the same way."""
-    per_sm = 3 if pool == "bfloat16" and V <= 128 and gate_dtype != "float32" else 2
     config = WindowConfig(
         H=H, HV=HV, pool=pool, gate_dtype=gate_dtype, bias_dtype=bias_dtype, l2norm=l2norm, K=K, V=V,
-        tiles=_tiles(pool, V), ctas=132 * per_sm, blocks_per_sm=per_sm, parts=3 if pool == "float32" else 2,
+        tiles=_tiles(pool, V), parts=3 if pool == "float32" else 2,
     )  # fmt: skip
     return Program("kernels.replay.window", config)
 
