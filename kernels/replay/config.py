@@ -79,6 +79,11 @@ class WindowConfig:
     def warps(self) -> int:
         return self.threads // 32
 
+    @property
+    def requests(self) -> int:
+        """That share a block of CTAs: so many that none has more than 128 pieces, and at most 1024."""
+        return min(1024, 128 * self.ctas // (self.HV * self.V // (self.warps * 8 * self.tiles)))
+
 
 @dataclasses.dataclass(frozen=True)
 class CursorConfig:

@@ -43,13 +43,15 @@ def stage_rows(x, t0, head, col0, dst, row0, cols: int, L, threads: int, tx):
 @T.macro
 def stage_window(x, slot, first, head, col0, dst, row0, cols: int, L, threads: int, tx):
     """dst[row0 + t, 0:cols] = row first + t of the ring x[slot], [rows, heads, dim], for t < L, else 0."""
+    row = T.alloc_var("int32")  # of 32 bits; in an index it would be worked out in 64
     for i in T.unroll(T.ceildiv(TM * cols // CHUNK, threads)):
         piece = i * threads + tx
         t, col = piece // (cols // CHUNK), piece % (cols // CHUNK) * CHUNK
+        row = in_ring(first + t, x.shape[1])
         if TM * cols // CHUNK % threads == 0 or t < TM:
             T.ptx_cp_async(
                 T.access_ptr(dst[row0 + t, col], "w", CHUNK),
-                T.access_ptr(x[slot, in_ring(first + t, x.shape[1]), head, col0 + col], "r", CHUNK),
+                T.access_ptr(x[slot, row, head, col0 + col], "r", CHUNK),
                 CHUNK,
                 predicate=t < L,
             )

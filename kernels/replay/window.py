@@ -4,7 +4,7 @@
 
 The accepted tokens of a request, its history, lie in a ring of rows beside its state, and the new tokens are added
 behind them. A request whose history grew too long has older tokens before it that are folded into its state first.
-Work is dealt out as in kernels/replay/outputs.py. Barriers of a piece:
+Work is dealt out as kernels/replay/dealing.py says. Barriers of a piece:
 
     tokens are there    gates (warp 2: history, warp 3: new tokens); with a new key head products of tokens
     products are there  warp 0: M and N, warp 1: W of the history
@@ -19,7 +19,7 @@ and before them, of a request that folds:
 
 Only the piece that has the rows of a state touches them, and the cursors are moved by another launch
 (kernels/replay/cursors.py), so that nothing races. Whether a piece has folded is marked with the number of the fold, so
-that a call can be repeated. Shared memory: 73 KiB for a bf16 pool.
+that a call can be repeated. Shared memory: 83 KiB for a bf16 pool.
 """
 
 # mypy: disable-error-code="no-untyped-def, valid-type"
@@ -28,9 +28,9 @@ from typing import Any
 import tilelang.language as T
 
 from kernels import steps
-from kernels.replay import tokens
+from kernels.replay import dealing, tokens
 from kernels.replay.config import WindowConfig as Config
-from kernels.replay.cursors import BASE, CURSORS, FOLD, FOLDING, LIVE
+from kernels.replay.cursors import CURSORS
 from kernels.replay.fold import add_updates, updates
 from kernels.replay.outputs import store_outputs
 from kernels.tile import TM
@@ -71,17 +71,12 @@ def build(c: Config) -> Any:
     return replay_window
 
 
-def _items(c, N, tiles: int):
-    """Pieces of work: the rows of a CTA, of every value head of N requests."""
-    return N * c.HV * (c.V // (c.warps * 8 * tiles))
-
-
 @T.macro
 def _body(c, new, ring, gates, pool, requests, marks, o, scale):
     N = requests[0].shape[0]
-    few = _items(c, N, c.few_tiles) <= c.ctas
-    items = T.if_then_else(few, _items(c, N, c.few_tiles), T.min(_items(c, N, c.tiles), c.ctas))
-    with T.Kernel(items, threads=c.threads) as cta:
+    few = dealing.few_pieces(c, N)
+    ctas = T.if_then_else(c.requests < N, c.ctas, dealing.ctas_of_block(c, N, few))
+    with T.Kernel(T.if_then_else(c.requests < N, T.ceildiv(N, c.requests) * c.ctas, ctas), threads=c.threads) as cta:
         for x in tuple(range(3)):
             steps.assume_wide(new[x], 1)
         steps.assume_wide(o, 1)
@@ -91,14 +86,15 @@ def _body(c, new, ring, gates, pool, requests, marks, o, scale):
         T.pdl_sync()
         shared = _shared(c)
         if few:
-            _rows(c, c.few_tiles, items, cta, tx, shared, new, ring, gates, pool, requests, marks, o, scale)
+            _rows(c, c.few_tiles, ctas, cta, tx, shared, new, ring, gates, pool, requests, marks, o, scale)
         else:
-            _rows(c, c.tiles, items, cta, tx, shared, new, ring, gates, pool, requests, marks, o, scale)
+            _rows(c, c.tiles, ctas, cta, tx, shared, new, ring, gates, pool, requests, marks, o, scale)
 
 
 def _shared(c):
     """New k and q, k of the history, v of both (all of two pieces of work), tokens to fold; products; numbers of tokens
-    (k_norm, q_norm, old_norm, decay, old_decay, beta, old_beta, by_q, factors); e^G; tables, P."""
+    (k_norm, q_norm, old_norm, decay, old_decay, beta, old_beta, by_q, factors); e^G; tables, P; order of the requests,
+    units of work."""
     rows = c.warps * 8 * max(c.tiles, c.few_tiles)
     return (
         T.alloc_shared((2 * 2 * TM, c.K + CHUNK), "bfloat16"),  # padded: the rows of a matrix lie in different banks
@@ -116,23 +112,23 @@ def _shared(c):
         T.alloc_shared((1,), "float32"),
         T.alloc_shared((3, c.parts, TM, tokens.TABLE), "bfloat16"),
         T.alloc_shared((c.parts, c.K // QUAD, 4, tokens.MATRICES), "bfloat16"),
+        T.alloc_shared((c.requests,), "int32"),
+        T.alloc_shared((dealing.FIELDS, dealing.UNITS), "int32"),
         T.alloc_shared((1,), "int32"),
     )
 
 
 @T.macro
 def _rows(c, tiles: int, ctas, cta, tx, shared, new, ring, gates, pool, requests, marks, o, scale):
-    """The pieces of work of CTA `cta` of `ctas`, 8 `tiles` rows a warp, with the tokens of the next on their way."""
+    """The pieces of work of a CTA, 8 `tiles` rows a warp, with the tokens of the next on their way."""
     state_indices, cu_seqlens, cursors = requests
-    NT, N, SLOTS, ROWS = new[0].shape[0], state_indices.shape[0], pool.shape[0], ring[0].shape[1]
+    NT, N, ROWS = new[0].shape[0], state_indices.shape[0], ring[0].shape[1]
     (
         KQ_s, KH_s, V_s, VH_s, F_s, gram, cross_q, cross_k, k_norm, q_norm, old_norm, decay, old_decay, beta, old_beta,
-        by_q, factors, end_decay, tables, P_s, end,
+        by_q, factors, end_decay, tables, P_s, order, units, end,
     ) = shared  # fmt: skip
     rows = c.warps * 8 * tiles
-    of_v = c.V // rows
-    of_key = c.HV // c.H * of_v  # pieces in a row that share a key head
-    items = _items(c, N, tiles)
+    of_v = dealing.pieces_of_head(c, tiles)
     warp, lane = tx // 32, tx % 32
     r0 = warp * 8 * tiles
     state = T.alloc_local((tiles, c.K // QUAD, CHUNK), c.pool)
@@ -140,84 +136,78 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, new, ring, gates, pool, requests
     x, carry = T.alloc_local((TM,), "float32"), T.alloc_local((2,), "float32")
     sums, keys = T.alloc_local((16,), "float32"), T.alloc_local((TM,), "bfloat16")
     M_h, N_h = (T.alloc_local((tokens.SPLIT * 8,), "bfloat16") for _ in range(2))
-    # Of this piece of work and the next: slot, the nearest one, tokens, and rows of the ring.
-    slot, nearest, start, L, base, folding, live, fold = (T.alloc_var("int32") for _ in range(8))
-    next_slot, next_nearest, next_start, next_L, next_base = (T.alloc_var("int32") for _ in range(5))
-    next_folding, next_live, next_fold, history, next_history = (T.alloc_var("int32") for _ in range(5))
-    after_slot, begin, stop, unused, marked, fresh_rows = (T.alloc_var("int32") for _ in range(6))
+    first, count, of_unit, turns, unit, piece = (T.alloc_var("int32") for _ in range(6))
+    next_unit, next_piece = T.alloc_var("int32"), T.alloc_var("int32")
+    slot, part, L, folding, live, marked, unused = (T.alloc_var("int32") for _ in range(7))
+    base, fold, following, request, start = (T.alloc_var("int32") for _ in range(5))
     history_decay = T.alloc_var("float32")
-    begin = T.cast(T.cast(items, "int64") * cta // ctas, "int32")
-    stop = T.cast(T.cast(items, "int64") * (cta + 1) // ctas, "int32")
+    first = cta // ctas * c.requests
+    count = T.min(N - first, c.requests)
+    of_unit = dealing.pieces_of_unit(c, tiles, count, ctas)
+    turns = (T.ceildiv(count * (c.HV * of_v) // of_unit - cta % ctas, ctas)) * of_unit
+    if warp == 0:
+        dealing.order_requests(c, order, first, count, state_indices, cursors, lane)
     if tx == 0:
         end[0] = T.min(T.max(cu_seqlens[N], 0), NT)
-    slot = state_indices[begin // (c.HV * of_v)]
-    next_slot = state_indices[T.min(begin + 1, items - 1) // (c.HV * of_v)]
-    start = T.max(cu_seqlens[begin // (c.HV * of_v)], 0)
-    L = T.min(T.min(cu_seqlens[begin // (c.HV * of_v) + 1], NT) - start, TM)
-    nearest = T.max(T.min(slot, SLOTS - 1), 0)
-    base = cursors[nearest, BASE]
-    folding = cursors[nearest, FOLDING]
-    live = cursors[nearest, LIVE]
-    fold = cursors[nearest, FOLD]
-    history = tokens.in_ring(base + folding, ROWS)
-    _stage(
-        c, rows, new, ring, KQ_s, KH_s, V_s, VH_s, begin // of_key % 2, True, 0, start, L, nearest, history, live,
-        begin // of_v % c.HV, begin % of_v * rows, tx,
+    T.sync_threads()
+    dealing.share_units(
+        c, units, order, first, count, of_unit, c.HV * of_v, cta % ctas, ctas, state_indices, cu_seqlens, cursors, NT,
+        tx,
     )  # fmt: skip
+    T.sync_threads()
     for i in tuple(range(len(raw))):
         T.clear(raw[i])
-    _load_gates(c, new, ring, gates, raw, nearest, history, start, begin // of_v % c.HV, tx)
-    for turn in T.serial(stop - begin):
-        at = begin + turn
-        n, h, v0 = at // (c.HV * of_v), at // of_v % c.HV, at % of_v * rows
-        # Before the state, behind which they would return: a load returns after those that the SM issued before it.
-        after_slot = state_indices[T.min(at + 2, items - 1) // (c.HV * of_v)]
-        next_start = T.max(cu_seqlens[T.min(at + 1, items - 1) // (c.HV * of_v)], 0)
-        next_L = T.min(T.min(cu_seqlens[T.min(at + 1, items - 1) // (c.HV * of_v) + 1], NT) - next_start, TM)
-        next_nearest = T.max(T.min(next_slot, SLOTS - 1), 0)
-        next_base = cursors[next_nearest, BASE]
-        next_folding = cursors[next_nearest, FOLDING]
-        next_live = cursors[next_nearest, LIVE]
-        next_fold = cursors[next_nearest, FOLD]
-        next_history = tokens.in_ring(next_base + next_folding, ROWS)
-        fresh_rows = tokens.in_ring(history + live, ROWS)
+    unit = 0
+    piece = 0
+    _stage(c, tiles, new, ring, gates, raw, units, 0, 0, 0, KQ_s, KH_s, V_s, VH_s, tx)
+    for turn in T.serial(turns):
+        part = units[dealing.PIECE, unit] + piece
+        h, v0 = part // of_v % c.HV, part % of_v * rows
+        slot = units[dealing.SLOT, unit]
+        folding = units[dealing.TO_FOLD, unit]
+        base = units[dealing.FIRST, unit]
+        fold = units[dealing.FOLD_NUMBER, unit]
         marked = 0
-        if folding > 0 and slot >= 0 and slot < SLOTS:
-            marked = marks[nearest, h, v0 // c.marked]
-            tokens.stage_window(ring[1], nearest, base, h, v0, F_s, 0, rows, folding, c.threads, tx)
-            tokens.stage_window(
-                ring[0], nearest, base, h // (c.HV // c.H), 0, F_s, TM, c.K, folding, c.threads, tx
-            )  # fmt: skip
+        if folding > 0:
+            marked = marks[slot, h, v0 // c.marked]
+            tokens.stage_window(ring[1], slot, base, h, v0, F_s, 0, rows, folding, c.threads, tx)
+            tokens.stage_window(ring[0], slot, base, h // (c.HV // c.H), 0, F_s, TM, c.K, folding, c.threads, tx)
             T.ptx_commit_group()
-        for i in T.unroll(tiles):
-            for j in T.unroll(c.K // QUAD):
-                for e in T.vectorized(CHUNK):
-                    state[i, j, e] = pool[nearest, h, v0 + r0 + i * 8 + lane // 4, j * QUAD + lane % 4 * CHUNK + e]
+        if slot >= 0:
+            for i in T.unroll(tiles):
+                for j in T.unroll(c.K // QUAD):
+                    for e in T.vectorized(CHUNK):
+                        state[i, j, e] = pool[slot, h, v0 + r0 + i * 8 + lane // 4, j * QUAD + lane % 4 * CHUNK + e]
+        else:  # padding: no other slot is read, somebody might write it
+            T.clear(state)
         if ctas <= c.early_up_to:
             T.pdl_trigger()
-        if folding > 0 and slot >= 0 and slot < SLOTS and marked != fold:
+        if folding > 0 and marked != fold:
             _fold(
                 c, tiles, state, F_s, gram, old_norm, old_decay, old_beta, end_decay, tables, P_s, x, carry, sums, keys,
-                ring, gates, pool, marks, nearest, base, folding, fold, h, v0, r0, warp, lane,
+                ring, gates, pool, marks, slot, base, folding, fold, h, v0, r0, warp, lane,
             )  # fmt: skip
         else:  # TileLang makes one branch of an `if` that has an `else`, and of another one for each statement
             T.ptx_wait_group(1)
         T.sync_threads()
+        L = units[dealing.TOKENS, unit]
+        live = units[dealing.HISTORY, unit]
+        following = tokens.in_ring(base + folding, ROWS) + live  # row of the ring for the first new token
         if warp == 3 and lane < TM:
             steps.share_gates((0, 0, 0, 0, gates[2]), *raw, True, decay, T.view(beta, (1, TM)), 0, lane, lane < L)
             decay[1, lane + 1] = decay[0, lane]
             if lane == 0:
                 decay[1, 0] = 1.0
-            if v0 == 0 and lane < L and slot >= 0 and slot < SLOTS:
-                ring[2][nearest, tokens.in_ring(fresh_rows + lane, ROWS), h] = raw[0][0]
-                ring[3][nearest, tokens.in_ring(fresh_rows + lane, ROWS), h] = raw[0][1]
+            if v0 == 0 and lane < L and slot >= 0:
+                ring[2][slot, _wrapped(following + lane, ROWS), h] = raw[0][0]
+                ring[3][slot, _wrapped(following + lane, ROWS), h] = raw[0][1]
         if warp == 2 and lane < TM:
             steps.share_gates(
                 (0, 0, 0, 0, gates[2]), *raw, True, old_decay, T.view(old_beta, (1, TM)), 0, lane, lane < live
             )  # fmt: skip
-        if turn == 0 or at % of_key == 0 or folding > 0:
+        if piece == 0 or folding > 0:
             _share_products(
-                c, KQ_s, at // of_key % 2 * 2 * TM, KH_s, at // of_key % 2 * TM, gram, cross_q, cross_k, k_norm, q_norm,
+                c, KQ_s, unit % 2 * 2 * TM, KH_s, unit % 2 * TM, gram, cross_q, cross_k, k_norm, q_norm,
                 old_norm, sums, scale, warp, lane,
             )  # fmt: skip
         T.sync_threads()
@@ -243,80 +233,82 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, new, ring, gates, pool, requests
                 factors[lane] = carry[tokens.DECAY]
                 tokens.share_column(x, tables, tokens.OF_HISTORY, lane, tokens.SPLIT)
         T.sync_threads()
-        if turn + 1 < stop - begin:
+        next_piece = T.Select(piece + 1 == of_unit, 0, piece + 1)
+        next_unit = T.Select(piece + 1 == of_unit, unit + 1, unit)
+        if turn + 1 < turns:
             _stage(
-                c, rows, new, ring, KQ_s, KH_s, V_s, VH_s, (at + 1) // of_key % 2, (at + 1) % of_key == 0,
-                (turn + 1) % 2, next_start, next_L, next_nearest, next_history, next_live, (at + 1) // of_v % c.HV,
-                (at + 1) % of_v * rows, tx,
-            )  # fmt: skip
-            _load_gates(
-                c, new, ring, gates, raw, next_nearest, next_history, next_start, (at + 1) // of_v % c.HV, tx
+                c, tiles, new, ring, gates, raw, units, next_unit, next_piece, (turn + 1) % 2, KQ_s, KH_s, V_s, VH_s, tx
             )  # fmt: skip
         else:
             T.ptx_commit_group()
         tokens.behind_history(tables, cross_q, cross_k, by_q, factors, M_h, N_h, lane)
         history_decay = end_decay[0]
         tokens.share_operand(
-            KQ_s, at // of_key % 2 * 2 * TM, tables, by_q, P_s, c.K, c.warps, warp, lane,
-            (N_h, KH_s, at // of_key % 2 * TM, history_decay),
+            KQ_s, unit % 2 * 2 * TM, tables, by_q, P_s, c.K, c.warps, warp, lane,
+            (N_h, KH_s, unit % 2 * TM, history_decay),
         )  # fmt: skip
         T.sync_threads()
+        start = units[dealing.START, unit]
+        request = units[dealing.REQUEST, unit]
         _keep(
-            c, tiles, ring, KQ_s, at // of_key % 2 * 2 * TM, V_s, turn % 2 * TM, nearest, fresh_rows,
-            T.Select(T.And(slot >= 0, slot < SLOTS), L, 0), h, v0, r0, tx,
+            c, tiles, ring, KQ_s, unit % 2 * 2 * TM, V_s, turn % 2 * TM, T.max(slot, 0), following,
+            T.Select(slot >= 0, L, 0), h, v0, r0, tx,
         )  # fmt: skip
         store_outputs(
-            c, tiles, state, P_s, tables, V_s, turn % 2 * TM, o, slot >= 0 and slot < SLOTS, start, L, h, v0, r0, lane,
+            c, tiles, state, P_s, tables, V_s, turn % 2 * TM, o, slot >= 0, start, L, h, v0, r0, lane,
             (M_h, VH_s, turn % 2 * TM),
         )  # fmt: skip
         # Rows of o that belong to no request are zero: request n clears every N-th of them.
-        unused = end[0] + n
+        unused = end[0] + request
         while unused < NT:
             if lane < 8 * tiles:
                 o[unused, h, v0 + r0 + lane] = T.bfloat16(0)
             unused = unused + N
-        slot = next_slot
-        next_slot = after_slot
-        nearest = next_nearest
-        start = next_start
-        L = next_L
-        history = next_history
-        base = next_base
-        folding = next_folding
-        live = next_live
-        fold = next_fold
+        unit = next_unit
+        piece = next_piece
     T.pdl_trigger()
 
 
+def _wrapped(row, ROWS):
+    """Row `row` < 3 ROWS of a ring."""
+    return tokens.in_ring(tokens.in_ring(row, ROWS), ROWS)
+
+
 @T.macro
-def _stage(
-    c, rows: int, new, ring, KQ_s, KH_s, V_s, VH_s, keys, fresh, values, start, L, slot, first, live, h, v0, tx
-):  # fmt: skip
-    """Start loading the tokens of a piece of work and of its history, k and q only if they are `fresh`."""
-    if fresh:
-        tokens.stage_rows(new[1], start, h // (c.HV // c.H), 0, KQ_s, keys * 2 * TM, c.K, L, c.threads, tx)
-        tokens.stage_rows(new[0], start, h // (c.HV // c.H), 0, KQ_s, keys * 2 * TM + TM, c.K, L, c.threads, tx)
-        tokens.stage_window(ring[0], slot, first, h // (c.HV // c.H), 0, KH_s, keys * TM, c.K, live, c.threads, tx)
+def _stage(c, tiles: int, new, ring, gates, raw, units, unit, piece, values, KQ_s, KH_s, V_s, VH_s, tx):
+    """Start loading the tokens of a piece of work and of its history, those of a key head with the first piece that has
+    it; and the gates, of new tokens in warp 3, of the history in warp 2."""
+    NT, ROWS, lane = new[0].shape[0], ring[0].shape[1], tx % 32
+    of_v, rows = dealing.pieces_of_head(c, tiles), c.warps * 8 * tiles
+    slot, start, L, live, part, history = (T.alloc_var("int32") for _ in range(6))
+    slot = T.max(units[dealing.SLOT, unit], 0)
+    start = units[dealing.START, unit]
+    L = units[dealing.TOKENS, unit]
+    live = units[dealing.HISTORY, unit]
+    history = tokens.in_ring(units[dealing.FIRST, unit] + units[dealing.TO_FOLD, unit], ROWS)
+    part = units[dealing.PIECE, unit] + piece
+    h, v0 = part // of_v % c.HV, part % of_v * rows
+    if piece == 0:
+        tokens.stage_rows(new[1], start, h // (c.HV // c.H), 0, KQ_s, unit % 2 * 2 * TM, c.K, L, c.threads, tx)
+        tokens.stage_rows(new[0], start, h // (c.HV // c.H), 0, KQ_s, unit % 2 * 2 * TM + TM, c.K, L, c.threads, tx)
+        tokens.stage_window(
+            ring[0], slot, history, h // (c.HV // c.H), 0, KH_s, unit % 2 * TM, c.K, live, c.threads, tx
+        )  # fmt: skip
     tokens.stage_rows(new[2], start, h, v0, V_s, values * TM, rows, L, c.threads, tx)
-    tokens.stage_window(ring[1], slot, first, h, v0, VH_s, values * TM, rows, live, c.threads, tx)
+    tokens.stage_window(ring[1], slot, history, h, v0, VH_s, values * TM, rows, live, c.threads, tx)
     T.ptx_commit_group()
     T.ptx_commit_group()  # an empty one, so that the wait can leave one: a wait for all is behind the state's loads
-
-
-@T.macro
-def _load_gates(c, new, ring, gates, raw, slot, first, start, h, tx):
-    """The gates of a piece of work: of new tokens in warp 3, of the history in warp 2; tokens that are absent have
-    those of others, and nobody uses them."""
-    NT, ROWS, lane = new[0].shape[0], ring[0].shape[1], tx % 32
-    if tx // 32 >= 2:
+    if tx // 32 == 3:
         raw[1][0] = gates[0][h]
         raw[2][0] = gates[1][h]
-        if tx // 32 == 3:
-            raw[0][0] = new[3][T.min(start, NT - 1) + T.min(lane % TM, NT - 1 - T.min(start, NT - 1)), h]
-            raw[0][1] = new[4][T.min(start, NT - 1) + T.min(lane % TM, NT - 1 - T.min(start, NT - 1)), h]
-        else:
-            raw[0][0] = ring[2][slot, tokens.in_ring(first + lane % TM, ROWS), h]
-            raw[0][1] = ring[3][slot, tokens.in_ring(first + lane % TM, ROWS), h]
+        raw[0][0] = new[3][T.min(start, NT - 1) + T.min(lane % TM, NT - 1 - T.min(start, NT - 1)), h]
+        raw[0][1] = new[4][T.min(start, NT - 1) + T.min(lane % TM, NT - 1 - T.min(start, NT - 1)), h]
+    elif tx // 32 == 2:
+        raw[1][0] = gates[0][h]
+        raw[2][0] = gates[1][h]
+        if lane < live:
+            raw[0][0] = ring[2][slot, tokens.in_ring(history + lane, ROWS), h]
+            raw[0][1] = ring[3][slot, tokens.in_ring(history + lane, ROWS), h]
 
 
 @T.macro
@@ -350,22 +342,20 @@ def _share_products(
 def _keep(c, tiles: int, ring, KQ_s, keys, V_s, values, slot, first, L, h, v0, r0, tx):
     """The new keys and values of a piece of work to the ring; a key head's keys by the first piece that has it."""
     ROWS, lane = ring[0].shape[1], tx % 32
+    row = T.alloc_var("int32")  # of 32 bits; in an index it would be worked out in 64
     if v0 == 0 and h % (c.HV // c.H) == 0:
         for i in T.unroll(TM * c.K // CHUNK // c.threads):
-            piece = i * c.threads + tx
-            if piece // (c.K // CHUNK) < L:
+            t, col = (i * c.threads + tx) // (c.K // CHUNK), (i * c.threads + tx) % (c.K // CHUNK) * CHUNK
+            row = _wrapped(first + t, ROWS)
+            if t < L:
                 for e in T.vectorized(CHUNK):
-                    ring[0][
-                        slot, tokens.in_ring(first + piece // (c.K // CHUNK), ROWS), h // (c.HV // c.H),
-                        piece % (c.K // CHUNK) * CHUNK + e,
-                    ] = KQ_s[keys + piece // (c.K // CHUNK), piece % (c.K // CHUNK) * CHUNK + e]  # fmt: skip
+                    ring[0][slot, row, h // (c.HV // c.H), col + e] = KQ_s[keys + t, col + e]
     for i in T.unroll(T.ceildiv(TM * tiles, 32)):
-        if (i * 32 + lane) // tiles < L:
+        t, col = (i * 32 + lane) // tiles, (i * 32 + lane) % tiles * CHUNK
+        row = _wrapped(first + t, ROWS)
+        if t < L:
             for e in T.vectorized(CHUNK):
-                ring[1][
-                    slot, tokens.in_ring(first + (i * 32 + lane) // tiles, ROWS), h,
-                    v0 + r0 + (i * 32 + lane) % tiles * CHUNK + e,
-                ] = V_s[values + (i * 32 + lane) // tiles, r0 + (i * 32 + lane) % tiles * CHUNK + e]  # fmt: skip
+                ring[1][slot, row, h, v0 + r0 + col + e] = V_s[values + t, r0 + col + e]
 
 
 @T.macro
