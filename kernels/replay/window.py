@@ -138,7 +138,7 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, new, ring, gates, pool, requests
     M_h, N_h = (T.alloc_local((tokens.SPLIT * 8,), "bfloat16") for _ in range(2))
     first, count, of_unit, turns, unit, piece = (T.alloc_var("int32") for _ in range(6))
     next_unit, next_piece = T.alloc_var("int32"), T.alloc_var("int32")
-    slot, part, L, folding, live, marked, unused = (T.alloc_var("int32") for _ in range(7))
+    slot, part, L, folding, live, marked, must_fold, unused = (T.alloc_var("int32") for _ in range(8))
     base, fold, following, request, start = (T.alloc_var("int32") for _ in range(5))
     history_decay = T.alloc_var("float32")
     first = cta // ctas * c.requests
@@ -159,20 +159,24 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, new, ring, gates, pool, requests
         T.clear(raw[i])
     unit = 0
     piece = 0
+    marked = _mark(c, tiles, marks, units, 0, 0)
     _stage(c, tiles, new, ring, gates, raw, units, 0, 0, 0, KQ_s, KH_s, V_s, VH_s, tx)
     for turn in T.serial(turns):
         part = units[dealing.PIECE, unit] + piece
         h, v0 = part // of_v % c.HV, part % of_v * rows
+        T.assume(v0 % rows == 0)  # so that what follows can be of 16 bytes
         slot = units[dealing.SLOT, unit]
         folding = units[dealing.TO_FOLD, unit]
         base = units[dealing.FIRST, unit]
         fold = units[dealing.FOLD_NUMBER, unit]
-        marked = 0
-        if folding > 0:
-            marked = marks[slot, h, v0 // c.marked]
+        # Asked before the state is loaded: the answer would share its scoreboard and come with it.
+        if folding > 0 and marked != fold:
+            must_fold = 1
             tokens.stage_window(ring[1], slot, base, h, v0, F_s, 0, rows, folding, c.threads, tx)
             tokens.stage_window(ring[0], slot, base, h // (c.HV // c.H), 0, F_s, TM, c.K, folding, c.threads, tx)
             T.ptx_commit_group()
+        else:
+            must_fold = 0
         if slot >= 0:
             for i in T.unroll(tiles):
                 for j in T.unroll(c.K // QUAD):
@@ -182,7 +186,7 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, new, ring, gates, pool, requests
             T.clear(state)
         if ctas <= c.early_up_to:
             T.pdl_trigger()
-        if folding > 0 and marked != fold:
+        if must_fold != 0:
             _fold(
                 c, tiles, state, F_s, gram, old_norm, old_decay, old_beta, end_decay, tables, P_s, x, carry, sums, keys,
                 ring, gates, pool, marks, slot, base, folding, fold, h, v0, r0, warp, lane,
@@ -235,7 +239,9 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, new, ring, gates, pool, requests
         T.sync_threads()
         next_piece = T.Select(piece + 1 == of_unit, 0, piece + 1)
         next_unit = T.Select(piece + 1 == of_unit, unit + 1, unit)
+        marked = 0
         if turn + 1 < turns:
+            marked = _mark(c, tiles, marks, units, next_unit, next_piece)
             _stage(
                 c, tiles, new, ring, gates, raw, units, next_unit, next_piece, (turn + 1) % 2, KQ_s, KH_s, V_s, VH_s, tx
             )  # fmt: skip
@@ -267,6 +273,16 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, new, ring, gates, pool, requests
         unit = next_unit
         piece = next_piece
     T.pdl_trigger()
+
+
+def _mark(c, tiles: int, marks, units, unit, piece):
+    """The last fold of a piece of work; any number if it has nothing to fold. Loaded a piece ahead."""
+    part = units[dealing.PIECE, unit] + piece
+    of_v = dealing.pieces_of_head(c, tiles)
+    row = part % of_v * (c.warps * 8 * tiles // c.marked)
+    return T.if_then_else(
+        units[dealing.TO_FOLD, unit] > 0, marks[T.max(units[dealing.SLOT, unit], 0), part // of_v % c.HV, row], 0
+    )
 
 
 def _wrapped(row, ROWS):
