@@ -132,7 +132,7 @@ def prepass(session: nox.Session) -> None:
 
 @in_env("gates")
 def replay(session: nox.Session) -> None:
-    """Gate 5: verify that stores no states, against the reference, on the emulator or the GPU."""
+    """Gate 5: verify that stores no states, commit and ring, against the reference, on the emulator or the GPU."""
     run_pytest(session, "--gate", "5")
 
 

@@ -150,8 +150,9 @@ def commit(
         return
     if checks.computes_reference(k):
         reference.pool.commit_tokens(
-            k, v, *gates, pool, *requests, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-            allow_neg_eigval=allow_neg_eigval, dtype=reference.gating.working_dtype(k, ssm_states),
+            k, v, gates[0], gates[1], gates[2], gates[3], pool, requests[0], requests[1], requests[2], requests[3],
+            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, allow_neg_eigval=allow_neg_eigval,
+            dtype=reference.gating.working_dtype(k, ssm_states),
         )  # fmt: skip
         return
     k, v, pool = contract.launchable_states(k, v, pool)

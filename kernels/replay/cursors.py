@@ -35,23 +35,28 @@ def build(c: Config) -> Any:
     ):
         with T.Kernel(T.ceildiv(N, c.threads), threads=c.threads) as block:
             n = block * c.threads + T.get_thread_binding()
-            slot, L, live, base = (T.alloc_var("int32") for _ in range(4))
             T.pdl_sync()
-            slot = -1
             if n < N:
-                slot = state_indices[n]
-            if slot >= 0 and slot < SLOTS:
-                L = T.max(T.min(accepted[n], most), 0)
-                live = cursors[slot, LIVE]
-                base = cursors[slot, BASE] + cursors[slot, FOLDING]
-                cursors[slot, BASE] = T.Select(base >= rows, base - rows, base)
-                if live + L <= capacity:
-                    cursors[slot, FOLDING] = 0
-                    cursors[slot, LIVE] = live + L
-                else:
-                    cursors[slot, FOLDING] = live
-                    cursors[slot, LIVE] = L
-                    cursors[slot, FOLD] = cursors[slot, FOLD] + 1
+                _move(cursors, state_indices, accepted, n, rows, capacity, most)
             T.pdl_trigger()
 
     return replay_cursors
+
+
+@T.macro
+def _move(cursors, state_indices, accepted, n, rows, capacity, most):
+    """Those of request n."""
+    slot, L, live, base = (T.alloc_var("int32") for _ in range(4))
+    slot = state_indices[n]
+    L = T.max(T.min(accepted[n], most), 0)
+    if slot >= 0 and slot < cursors.shape[0]:
+        live = cursors[slot, LIVE]
+        base = cursors[slot, BASE] + cursors[slot, FOLDING]
+        cursors[slot, BASE] = T.Select(base >= rows, base - rows, base)
+        if live + L <= capacity:
+            cursors[slot, FOLDING] = 0
+            cursors[slot, LIVE] = live + L
+        else:
+            cursors[slot, FOLDING] = live
+            cursors[slot, LIVE] = L
+            cursors[slot, FOLD] = cursors[slot, FOLD] + 1

@@ -143,10 +143,11 @@ def verify(
         return result
     kept = window.k, window.v, window.a, window.b
     if checks.computes_reference(q):
+        pool, indices, starts, _ = tensors[3:]
         reference.ring.verify(
-            q, k, v, *gates, *tensors[3:], kept, window.cursors, window.marks, scale=scale,
-            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, allow_neg_eigval=allow_neg_eigval,
-            dtype=reference.gating.working_dtype(q, ssm_states),
+            q, k, v, gates[0], gates[1], gates[2], gates[3], pool, indices, starts, o, kept, window.cursors,
+            window.marks, scale=scale, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+            allow_neg_eigval=allow_neg_eigval, dtype=reference.gating.working_dtype(q, ssm_states),
         )  # fmt: skip
         return result
     q, k, v, *paging = launchable_inputs(*tensors)

@@ -18,7 +18,7 @@ from kernels.decode import (
 from kernels.prepass import fused_recurrent_gdr_verify_prepass
 from kernels.verify import fused_recurrent_gdr_verify_fwd, fused_recurrent_gdr_verify_gated_fwd
 from tests.bench.implementation import Bound, Eager, Implementation, Unsupported, refuse_unless
-from tests.bench.problem import FULL_HISTORY, HISTORY, RING, RING_OPS, Problem
+from tests.bench.problem import FULL_HISTORY, RING, RING_OPS, Problem
 
 
 class Ours:
@@ -109,29 +109,29 @@ class Commit(Ours):
 
 
 class Ring(Ours):
-    """Verify or decode behind a ring, and the launch that moves its cursors.
+    """Verify or decode behind a ring, and a launch in the place of the one that moves cursors.
 
-    So that every launch finds what the one before it found, a second launch moves the cursors on to a history as long
-    as before: one more than a server has.
+    Moved cursors would make the next launch another one. Here they stay, but for the numbers of the folds: each launch
+    is asked for the same folds again.
     """
 
     name = "kernels/replay-ring"
     ops = frozenset(RING_OPS)
-    note = "with two launches that move cursors, of which a server has one"
+    note = "with a second launch, as small as the one that moves a server's cursors"
 
     def bind(self, problem: Problem) -> Bound:
         p, shape = problem, problem.shape
         window = replay.ring.Window.allocate(p.pool, shape.H, max_tokens=shape.T)
-        between = dataclasses.replace(window, capacity=(HISTORY + FULL_HISTORY) // 2, max_tokens=FULL_HISTORY)
-        full = p.history == FULL_HISTORY
-        again = torch.where(full, p.history, torch.zeros_like(p.history))
-        none = torch.zeros_like(p.history)
+        again = torch.where(p.history == FULL_HISTORY, p.history, 0)
+        asked = torch.zeros_like(window.cursors)
         _, k, v = p.split(p.past_mixed)
         for indices in p.indices:
             slots = indices.long()
             for kept, past in ((window.k, k), (window.v, v), (window.a, p.past_a), (window.b, p.past_b)):
                 kept[slots, :RING] = past.unflatten(0, (shape.N, RING))
-            window.cursors[slots] = torch.stack((none, again, p.history - again, full.int()), dim=1).int()
+            first, number = torch.zeros_like(again), (again > 0).int()
+            window.cursors[slots] = torch.stack((first, again, p.history - again, number), dim=1)
+            asked[slots, 3] = number
         before = [x[p.indices[0].long()] for x in (window.k, window.v, window.a, window.b, window.cursors)]
 
         def call(way: int = 0) -> Tensor:
@@ -141,8 +141,7 @@ class Ring(Ours):
 
         def launch(way: int) -> None:
             call(way)
-            replay.ring.accept(dataclasses.replace(between, capacity=FULL_HISTORY), p.indices[way], again)
-            replay.ring.accept(between, p.indices[way], none)
+            window.cursors.add_(asked)
 
         def reset() -> None:
             p.reset()

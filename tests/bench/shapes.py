@@ -13,6 +13,7 @@ QUICK_TOKENS = (4, 8, 12, 16)
 VERIFY_OPS = ("verify-snapshots", "verify-replay")
 #: a ring call of the peer takes these
 RING_TOKENS = (4, 8)
+OUR_RING_TOKENS = (12,)
 DENSE_TOKENS = (1, 8)
 
 
@@ -29,8 +30,9 @@ def quick() -> Iterator[Shape]:
         yield Shape("decode", N, 1, pool="fp32")
         yield Shape("verify-snapshots", N, 12, pool="fp32")
         yield Shape("commit", N, 12)
-        for T in RING_TOKENS:
+        for T in RING_TOKENS + OUR_RING_TOKENS:
             yield Shape("ring", N, T)
+        yield Shape("decode-ring", N, 1)
         for T in DENSE_TOKENS:
             yield Shape("decode-dense", N, T, pool="fp32")
     for N in (1, 8):

@@ -12,7 +12,9 @@ import torch
 
 import tests.decode.test_dense_programs as dense
 import tests.prepass.test_programs as prepass
+import tests.replay.test_commit_programs as commit
 import tests.replay.test_programs as replay
+import tests.replay.test_ring_programs as ring
 import tests.verify.test_lossless_contract as lossless
 import tests.verify.test_programs as chunk
 from kernels import runtime
@@ -111,6 +113,9 @@ PROGRAMS = (
     Program("kernels.prepass.program", prepass.CONFIGS[0]),
     SHORT,
     replay.VARIANTS[0],
+    commit.VARIANTS[0],
+    ring.VARIANTS[0],
+    ring.CURSORS,
 )
 
 
