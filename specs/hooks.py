@@ -1,7 +1,7 @@
 """The one mkdocs hook: it renders outcomes, the benchmark, the overview of gates, the claims, and values in prose.
 
 Markers in a page: `<!-- outcomes -->` (a gate page), `<!-- gates -->`, `<!-- ledger -->`, `<!-- bench -->`,
-`<!-- drift -->`, and values (`_render/values.py`).
+`<!-- drift -->`, `<!-- ring-drift -->`, and values (`_render/values.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from specs._render.ledger import ledger, load_ledger
 from specs._render.outcomes import gate_outcomes, overview
 from specs._render.reading import SiteError
 from specs._render.records import Site, load_site
+from specs._render.ring_drift import ring_drift_report
 from specs._render.values import expand, inline_value
 
 _loaded: list[Site] = []
@@ -50,6 +51,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             return bench_report(site)
         if name == "drift":
             return drift_report(Path(config.docs_dir) / "results" / "drift.json")
+        if name == "ring-drift":
+            return ring_drift_report(Path(config.docs_dir) / "results" / "ring-drift.json")
         if name == "outcomes":
             match = re.fullmatch(r"gates/gate(\d+)\.md", where)
             if match is None:

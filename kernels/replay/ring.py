@@ -188,18 +188,19 @@ def accept(window: Window, cache_indices: Tensor, accepted_lengths: Tensor) -> N
 def reset(window: Window, cache_indices: Tensor) -> None:
     """Forget what is kept of these slots: their states in the pool were set anew, by a prefill or a copy.
 
+    Allocates, without synchronising.
+
     Args:
         cache_indices: int32 [N]; padding is passed over.
+    Raises:
+        TypeError, ValueError: cache_indices is out of its limits. Nothing was written.
     """
     contract.check_slots(window, cache_indices)
-    slots = cache_indices.long()
-    known = (slots >= 0) & (slots < len(window.cursors))
-    nearest = slots.clamp(0, max(len(window.cursors) - 1, 0))
-    if not window.cursors.numel():
-        return
+    count = len(window.cursors)
+    named = window.cursors.new_zeros(count + 1, dtype=torch.bool)  # and one more for padding
+    named[torch.where((cache_indices >= 0) & (cache_indices < count), cache_indices, count).long()] = True
     # The number of folds stays, so that no mark of an earlier one is taken for a new one.
-    kept = window.cursors[nearest, :3]
-    window.cursors[nearest, :3] = torch.where(known[:, None], torch.zeros_like(kept), kept)
+    window.cursors[:, : reference.ring.FOLD].masked_fill_(named[:count, None], 0)
 
 
 def flush(

@@ -133,6 +133,7 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, new, ring, gates, pool, requests
     r0 = warp * 8 * tiles
     state = T.alloc_local((tiles, c.K // QUAD, CHUNK), c.pool)
     raw = T.alloc_local((2,), c.gate_dtype), T.alloc_local((1,), "float32"), T.alloc_local((1,), c.bias_dtype)
+    old_raw = T.alloc_local((2,), c.gate_dtype), T.alloc_local((1,), "float32"), T.alloc_local((1,), c.bias_dtype)
     x, carry = T.alloc_local((TM,), "float32"), T.alloc_local((2,), "float32")
     sums, keys = T.alloc_local((16,), "float32"), T.alloc_local((TM,), "bfloat16")
     M_h, N_h = (T.alloc_local((tokens.SPLIT * 8,), "bfloat16") for _ in range(2))
@@ -157,6 +158,7 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, new, ring, gates, pool, requests
     T.sync_threads()
     for i in tuple(range(len(raw))):
         T.clear(raw[i])
+        T.clear(old_raw[i])
     unit = 0
     piece = 0
     marked = _mark(c, tiles, marks, units, 0, 0)
@@ -175,6 +177,12 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, new, ring, gates, pool, requests
             tokens.stage_window(ring[1], slot, base, h, v0, F_s, 0, rows, folding, c.threads, tx)
             tokens.stage_window(ring[0], slot, base, h // (c.HV // c.H), 0, F_s, TM, c.K, folding, c.threads, tx)
             T.ptx_commit_group()
+            T.ptx_commit_group()  # an empty one, as in `_stage`
+            if warp == 1 and lane < folding:
+                old_raw[1][0] = gates[0][h]
+                old_raw[2][0] = gates[1][h]
+                old_raw[0][0] = ring[2][slot, tokens.in_ring(base + lane, ROWS), h]
+                old_raw[0][1] = ring[3][slot, tokens.in_ring(base + lane, ROWS), h]
         else:
             must_fold = 0
         if slot >= 0:
@@ -189,7 +197,7 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, new, ring, gates, pool, requests
         if must_fold != 0:
             _fold(
                 c, tiles, state, F_s, gram, old_norm, old_decay, old_beta, end_decay, tables, P_s, x, carry, sums, keys,
-                ring, gates, pool, marks, slot, base, folding, fold, h, v0, r0, warp, lane,
+                old_raw, gates, pool, marks, slot, folding, fold, h, v0, r0, warp, lane,
             )  # fmt: skip
         else:  # TileLang makes one branch of an `if` that has an `else`, and of another one for each statement
             T.ptx_wait_group(1)
@@ -377,17 +385,11 @@ def _keep(c, tiles: int, ring, KQ_s, keys, V_s, values, slot, first, L, h, v0, r
 @T.macro
 def _fold(
     c, tiles: int, state, F_s, gram, norm, decay, beta, end_decay, tables, P_s, x, carry, sums, keys,
-    ring, gates, pool, marks, slot, base, folding, fold, h, v0, r0, warp, lane,
+    raw, gates, pool, marks, slot, folding, fold, h, v0, r0, warp, lane,
 ):  # fmt: skip
     """The state of a piece of work becomes that after `folding` tokens, whose values are in F_s from row 0 on, their
-    keys from row 16 on; it is stored, and marked as the result of `fold`."""
-    raw = T.alloc_local((2,), c.gate_dtype), T.alloc_local((1,), "float32"), T.alloc_local((1,), c.bias_dtype)
-    if warp == 1:
-        raw[1][0] = gates[0][h]
-        raw[2][0] = gates[1][h]
-        raw[0][0] = ring[2][slot, tokens.in_ring(base + lane % TM, ring[2].shape[1]), h]
-        raw[0][1] = ring[3][slot, tokens.in_ring(base + lane % TM, ring[3].shape[1]), h]
-    T.ptx_wait_group(0)
+    keys from row 16 on, and their gates in `raw`; it is stored, and marked as the result of `fold`."""
+    T.ptx_wait_group(1)
     T.sync_threads()
     if warp == 1 and lane < TM:
         steps.share_gates(
@@ -405,11 +407,13 @@ def _fold(
         tokens.share_column(x, tables, lane // TM, lane % TM, c.parts)
     T.sync_threads()
     tokens.share_operand_of_keys(F_s, TM, tables, P_s, c.K, c.parts, c.warps, warp, lane)
-    tokens.load_keys(F_s, TM, warp, keys, lane)
+    if warp < c.K // QUAD:
+        tokens.load_keys(F_s, TM, warp, keys, lane)
     T.sync_threads()
     updates(c, tiles, state, P_s, tables, F_s, 0, F_s, r0, lane)
     T.sync_threads()
-    tokens.share_columns(keys, P_s, warp, lane)
+    if warp < c.K // QUAD:
+        tokens.share_columns(keys, P_s, warp, lane)
     T.sync_threads()
     add_updates(c, tiles, state, F_s, P_s, end_decay, pool, slot, h, v0, r0, lane)
     if warp == 0 and lane < 8 * tiles * c.warps // c.marked:

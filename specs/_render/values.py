@@ -22,7 +22,7 @@ from specs._render.reading import SiteError
 from specs._render.records import Evidence, Record, Site
 
 CODE = r"^(?P<fence>`{3,}|~{3,}).*?^(?P=fence)[^\S\n]*$|(?P<tick>`+)(?!`).*?(?<!`)(?P=tick)(?!`)"
-TOKEN = re.compile(rf"{CODE}|\{{\{{(?P<value>.*?)\}}\}}|<!-- (?P<marker>\w+) -->", re.DOTALL | re.MULTILINE)
+TOKEN = re.compile(rf"{CODE}|\{{\{{(?P<value>.*?)\}}\}}|<!-- (?P<marker>[\w-]+) -->", re.DOTALL | re.MULTILINE)
 
 
 def expand(text: str, value: Callable[[str], str], marker: Callable[[str], str | None]) -> str:

@@ -49,8 +49,26 @@ class Inputs:
     beta: Tensor
 
 
-def inputs(blocks: int) -> Inputs:
-    """The first `blocks` blocks of one random sequence.
+@dataclasses.dataclass(frozen=True)
+class Raw:
+    """A sequence as a kernel is given it."""
+
+    q: Tensor  # [T, H, K]
+    k: Tensor
+    v: Tensor  # [T, HV, V]
+    a: Tensor  # [T, HV]
+    b: Tensor
+    A_log: Tensor  # [HV]
+    dt_bias: Tensor
+
+    def prepared(self, dtype: torch.dtype) -> Inputs:
+        """As a recurrence is given it, computed in `dtype`."""
+        q, k, v, a, b, A_log, dt_bias = (getattr(self, f.name).to(dtype) for f in dataclasses.fields(self))
+        return Inputs(l2norm(q), l2norm(k), v, *gates(A_log, a, dt_bias, b))
+
+
+def draw(T: int) -> Raw:
+    """A random sequence of T tokens.
 
     Decay as these models are initialised: A = exp(A_log) uniform in (1, 16), and dt = softplus(dt_bias) log-uniform in
     (0.001, 0.1), so that some heads remember a thousand tokens and others ten.
@@ -59,13 +77,16 @@ def inputs(blocks: int) -> Inputs:
     A_log = torch.log(1 + 15 * torch.rand(HV, generator=rng))
     dt = torch.exp(math.log(1e-3) + math.log(100.0) * torch.rand(HV, generator=rng))
     dt_bias = dt + torch.log(-torch.expm1(-dt))  # the inverse of softplus
-    T = BLOCKS * BLOCK
     q, k = (torch.randn(T, H, K, generator=rng).to(POOL) for _ in range(2))
     v = torch.randn(T, HV, V, generator=rng).to(POOL)
     a, b = (torch.randn(T, HV, generator=rng).to(POOL) for _ in range(2))
-    g, beta = gates(A_log, a, dt_bias, b)
-    fed = slice(0, blocks * BLOCK)
-    return Inputs(l2norm(q)[fed], l2norm(k)[fed], v[fed].float(), g[fed], beta[fed])
+    return Raw(q, k, v, a, b, A_log, dt_bias)
+
+
+def inputs(blocks: int) -> Inputs:
+    """The first `blocks` blocks of one random sequence."""
+    x = draw(BLOCKS * BLOCK).prepared(torch.float32)
+    return Inputs(*(getattr(x, f.name)[: blocks * BLOCK] for f in dataclasses.fields(x)))
 
 
 def stored_states(x: Inputs, recurrence: Recurrence, tokens: int) -> list[Tensor]:

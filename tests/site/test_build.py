@@ -200,3 +200,18 @@ def test_a_bad_benchmark_record_stops_the_build(small: Path) -> None:
     assert done.returncode != 0
     assert "bench.sm90.json row 1" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_the_ring_drift_marker_draws_its_record(small: Path) -> None:
+    recorded = small / "specs" / "results" / "ring-drift.json"
+    shutil.copy(ROOT / "specs" / "results" / "ring-drift.json", recorded)
+    (small / "specs" / "index.md").write_text("# Start\n\n<!-- ring-drift -->\n")
+    done = build(small)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (small / ".site" / "index.html").read_text()
+    assert 'aria-labelledby="ring-drift-title ring-drift-desc"' in page and "<!-- ring-drift -->" not in page
+    recorded.write_text("{}")
+    done = build(small)
+    assert done.returncode != 0
+    assert "index.md" in done.stdout + done.stderr and "ring-drift.json" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr

@@ -52,9 +52,9 @@ def test_a_value_that_is_not_a_pass_says_so() -> None:
 
 def test_code_is_left_alone() -> None:
     code = "`{{ b }}` ``{{ c }} ` {{ d }}``\n\n```text\n{{ e }}\n<!-- gates -->\n```"
-    text = f"{{{{ a }}}} {code}\n\n{{{{ f }}}} <!-- gates --> <!-- x -->"
-    seen = expand(text, lambda value: f"[{value.strip()}]", lambda name: "G" if name == "gates" else None)
-    assert seen == f"[a] {code}\n\n[f] G <!-- x -->"
+    text = f"{{{{ a }}}} {code}\n\n{{{{ f }}}} <!-- gates --> <!-- x --> <!-- x-y -->"
+    seen = expand(text, lambda value: f"[{value.strip()}]", {"gates": "G", "x-y": "H"}.get)
+    assert seen == f"[a] {code}\n\n[f] G <!-- x --> H"
 
 
 @pytest.mark.parametrize(
