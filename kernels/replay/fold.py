@@ -257,6 +257,7 @@ def updates(c, tiles: int, state, P_s, tables, V_s, first, Z_s, r0, lane):
                             part[e] = bf16_part(state[i, j, half * 4 + e], s)
                         for p in tuple(range(min(c.parts, PARTS[c.pool] + 1 - s))):  # fp32 sums keep no more
                             mma(A, p * 4, part, 0, sums, i * 4)
+    T.sync_warp()  # a ring has its Z where these values were
     for p in tuple(range(c.parts)):
         for i in T.unroll(tiles):
             for half in T.unroll(2):
