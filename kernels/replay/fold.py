@@ -229,12 +229,17 @@ def _stage(c, rows: int, k, v, K_s, V_s, keys, fresh, values, start, L, h, v0, t
 
 @T.macro
 def updates(c, tiles: int, state, P_s, tables, V_s, first, Z_s, r0, lane):
-    """Z_s[p, t, row] = part p of Z = W V + P state^T, for the rows of this warp."""
+    """Z_s[p, t, row] = part p of Z = W V + P state^T, for the rows of this warp.
+
+    A tensor core cuts off what a sum cannot hold, each time that it adds to it. Where 24 bits are wanted, small
+    products are summed apart.
+    """
     A, values = T.alloc_local((c.parts * 4,), "uint32"), T.alloc_local((4,), "uint32")
     part, z = T.alloc_local((CHUNK,), "bfloat16"), T.alloc_local((2,), "bfloat16")
-    sums = T.alloc_local((tiles * 4,), "float32")
+    sums, low = T.alloc_local((tiles * 4,), "float32"), T.alloc_local((tiles * 4,), "float32")
     g, quad = lane // 4, lane % 4
     T.clear(sums)
+    T.clear(low)
     tokens.load_table(tables, tokens.OF_OUTPUTS, A, c.parts, lane)
     for pair in T.unroll(T.ceildiv(tiles, 2)):
         # With one tile the second half of the matrices is the first again.
@@ -242,7 +247,7 @@ def updates(c, tiles: int, state, P_s, tables, V_s, first, Z_s, r0, lane):
         load_matrices(V_s[first + row, r0 + pair * TM + col % (8 * tiles)], values, 0, True)
         for p in tuple(range(c.parts)):
             for i in T.unroll(min(tiles, 2)):
-                mma(A, p * 4, values, i * 2, sums, (pair * 2 + i) * 4)
+                mma(A, p * 4, values, i * 2, low if p > 0 and c.parts > 2 else sums, (pair * 2 + i) * 4)
     for j in T.unroll(c.K // QUAD):
         for half in T.unroll(2):
             for p in tuple(range(c.parts)):
@@ -256,7 +261,10 @@ def updates(c, tiles: int, state, P_s, tables, V_s, first, Z_s, r0, lane):
                         for e in T.unroll(4):
                             part[e] = bf16_part(state[i, j, half * 4 + e], s)
                         for p in tuple(range(min(c.parts, PARTS[c.pool] + 1 - s))):  # fp32 sums keep no more
-                            mma(A, p * 4, part, 0, sums, i * 4)
+                            mma(A, p * 4, part, 0, low if p + s > 0 and c.parts > 2 else sums, i * 4)
+    if c.parts > 2:
+        for i in T.unroll(tiles * 4):
+            sums[i] = sums[i] + low[i]
     T.sync_warp()  # a ring has its Z where these values were
     for p in tuple(range(c.parts)):
         for i in T.unroll(tiles):
@@ -278,18 +286,25 @@ def add_updates(c, tiles: int, state, Z_s, columns, end_decay, pool, target, h, 
         for p in tuple(range(c.parts)):
             load_matrices(Z_s[p * TM + row, r0 + pair * TM + col % (8 * tiles)], A, p * 4, True)
         for j in T.unroll(c.K // QUAD):
-            for m in T.unroll(4):
-                for i in T.unroll(min(tiles, 2)):
-                    for e in T.unroll(2):
-                        sums[m * 4 + i * 2 + e] = decay * T.cast(state[pair * 2 + i, j, m * 2 + e], "float32")
-                if tiles == 1:
-                    for e in T.unroll(2):
-                        sums[m * 4 + 2 + e] = 0.0
+            if c.parts > 2 or tiles == 1:
+                T.clear(sums)
+            if c.parts == 2:
+                for m in T.unroll(4):
+                    for i in T.unroll(min(tiles, 2)):
+                        for e in T.unroll(2):
+                            sums[m * 4 + i * 2 + e] = decay * T.cast(state[pair * 2 + i, j, m * 2 + e], "float32")
             for half in T.unroll(2):
                 tokens.load_columns(columns, j, half, B, lane)
-                for p in tuple(range(c.parts)):
+                for p in tuple(reversed(range(c.parts))):
                     for m in T.unroll(2):
                         mma(A, p * 4, B, m * 2, sums, (half * 2 + m) * 4)
+            if c.parts > 2:
+                for m in T.unroll(4):
+                    for i in T.unroll(min(tiles, 2)):
+                        for e in T.unroll(2):
+                            sums[m * 4 + i * 2 + e] = (
+                                decay * state[pair * 2 + i, j, m * 2 + e] + sums[m * 4 + i * 2 + e]
+                            )
             for i in T.unroll(min(tiles, 2)):
                 for m in T.unroll(4):
                     for e in T.vectorized(2):

@@ -84,9 +84,14 @@ def _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, scale):
             _rows(c, c.tiles, items, cta, tx, shared, q, k, v, gates, pool, state_indices, cu_seqlens, o, scale)
 
 
+def _within(token, NT):
+    """Where tokens start or end: 0 to NT, whatever the device says. As an unsigned number a negative one is large."""
+    return T.cast(T.min(T.cast(token, "uint32"), T.cast(NT, "uint32")), "int32")
+
+
 def _token(first, lane, NT):
     """The token of a lane, or the nearest one."""
-    return T.min(T.max(first, 0), NT - 1) + T.min(lane % TM, NT - 1 - T.min(T.max(first, 0), NT - 1))
+    return T.min(first, NT - 1) + T.min(lane % TM, NT - 1 - T.min(first, NT - 1))
 
 
 def _shared(c):
@@ -127,8 +132,8 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, q, k, v, gates, pool, state_indi
     if tx == 0:
         end[0] = T.min(T.max(cu_seqlens[N], 0), NT)
     slot = state_indices[begin // (c.HV * of_v)]
-    first = cu_seqlens[begin // (c.HV * of_v)]
-    last = cu_seqlens[begin // (c.HV * of_v) + 1]
+    first = _within(cu_seqlens[begin // (c.HV * of_v)], NT)
+    last = _within(cu_seqlens[begin // (c.HV * of_v) + 1], NT)
     _stage(
         c, rows, q, k, v, KQ_s, V_s, begin // of_key % 2, True, 0, first, last, begin // of_v % c.HV,
         begin % of_v * rows, tx,
@@ -142,8 +147,8 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, q, k, v, gates, pool, state_indi
         n, h, v0 = at // (c.HV * of_v), at // of_v % c.HV, at % of_v * rows
         # Before the state, behind which they would return: a load returns after those that the SM issued before it.
         next_slot = state_indices[T.min(at + 1, items - 1) // (c.HV * of_v)]
-        next_first = cu_seqlens[T.min(at + 1, items - 1) // (c.HV * of_v)]
-        next_last = cu_seqlens[T.min(at + 1, items - 1) // (c.HV * of_v) + 1]
+        next_first = _within(cu_seqlens[T.min(at + 1, items - 1) // (c.HV * of_v)], NT)
+        next_last = _within(cu_seqlens[T.min(at + 1, items - 1) // (c.HV * of_v) + 1], NT)
         nearest = T.max(T.min(slot, SLOTS - 1), 0)
         for i in T.unroll(tiles):
             for j in T.unroll(c.K // QUAD):
@@ -151,8 +156,8 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, q, k, v, gates, pool, state_indi
                     state[i, j, e] = pool[nearest, h, v0 + r0 + i * 8 + lane // 4, j * QUAD + lane % 4 * CHUNK + e]
         if ctas <= c.early_up_to:
             T.pdl_trigger()
-        start = T.max(first, 0)
-        L = T.min(T.max(T.min(last, NT), 0) - start, TM)
+        start = first
+        L = T.min(last - first, TM)
         T.ptx_wait_group(1)
         T.sync_threads()
         if warp == 3 and lane < TM:
@@ -206,12 +211,11 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, q, k, v, gates, pool, state_indi
 @T.macro
 def _stage(c, rows: int, q, k, v, KQ_s, V_s, keys, fresh, values, first, last, h, v0, tx):
     """Start loading the tokens of a piece of work, k and q only if they are `fresh`."""
-    start = T.max(first, 0)
-    L = T.min(T.max(T.min(last, q.shape[0]), 0) - start, TM)
+    L = T.min(last - first, TM)
     if fresh:
-        tokens.stage_rows(k, start, h // (c.HV // c.H), 0, KQ_s, keys * 2 * TM, c.K, L, c.threads, tx)
-        tokens.stage_rows(q, start, h // (c.HV // c.H), 0, KQ_s, keys * 2 * TM + TM, c.K, L, c.threads, tx)
-    tokens.stage_rows(v, start, h, v0, V_s, values * TM, rows, L, c.threads, tx)
+        tokens.stage_rows(k, first, h // (c.HV // c.H), 0, KQ_s, keys * 2 * TM, c.K, L, c.threads, tx)
+        tokens.stage_rows(q, first, h // (c.HV // c.H), 0, KQ_s, keys * 2 * TM + TM, c.K, L, c.threads, tx)
+    tokens.stage_rows(v, first, h, v0, V_s, values * TM, rows, L, c.threads, tx)
     T.ptx_commit_group()
     T.ptx_commit_group()  # an empty one, so that the wait can leave one: a wait for all is behind the state's loads
 

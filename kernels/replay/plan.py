@@ -16,7 +16,7 @@ MOST_TOKENS = TM
 def plan(*, H: int, HV: int, K: int, V: int, pool: str, gate_dtype: str, bias_dtype: str, l2norm: bool) -> Program:
     """The program of verify for these static facts; N, the pool size and all pitches are run-time arguments of it."""
     # Three CTAs share an SM, unless 168 registers would not do: a spilled one costs more than the third CTA gives.
-    per_sm = 2 if pool == "float16" or gate_dtype == "float32" else 3
+    per_sm = 3 if pool == "bfloat16" and V <= 128 and gate_dtype != "float32" else 2
     config = Config(
         H=H, HV=HV, pool=pool, gate_dtype=gate_dtype, bias_dtype=bias_dtype, l2norm=l2norm, K=K, V=V,
         tiles=_tiles(pool, V), ctas=132 * per_sm, blocks_per_sm=per_sm,

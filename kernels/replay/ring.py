@@ -198,7 +198,8 @@ def reset(window: Window, cache_indices: Tensor) -> None:
     contract.check_slots(window, cache_indices)
     count = len(window.cursors)
     named = window.cursors.new_zeros(count + 1, dtype=torch.bool)  # and one more for padding
-    named[torch.where((cache_indices >= 0) & (cache_indices < count), cache_indices, count).long()] = True
+    known = (cache_indices >= 0) & (cache_indices < count)
+    named.index_fill_(0, torch.where(known, cache_indices, count).long(), True)
     # The number of folds stays, so that no mark of an earlier one is taken for a new one.
     window.cursors[:, : reference.ring.FOLD].masked_fill_(named[:count, None], 0)
 
