@@ -17,7 +17,8 @@ from reference.gating import gates as raw_gates
 from reference.pool import Gates
 from reference.recurrence import Recurrence, recurrent
 
-BASE, FOLDING, LIVE, FOLD = range(4)
+CURSORS = 4  # of a slot
+BASE, FOLDING, LIVE, FOLD = range(CURSORS)  # FOLD is the number of folds asked for
 
 
 def verify(

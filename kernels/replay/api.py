@@ -7,7 +7,6 @@ compute `reference.pool` through the same checks.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 import reference.gating
@@ -65,12 +64,7 @@ def verify(
     Raises:
         TypeError, ValueError: an argument is out of its limits. Nothing was launched or written.
     """
-    if o is None:
-        packed("v", v, 3)
-        o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    result = o
-    q, k, v, o = (packed(name, x, 3) for name, x in (("q", q), ("k", k), ("v", v), ("o", o)))
-    a, b = packed("a", a, 2), packed("b", b, 2)
+    result, (q, k, v, o), (a, b) = contract.packed_inputs(q, k, v, a, b, o)
     tensors = check_inputs(q, k, v, ssm_states, cache_indices, query_start_loc, o)
     contract.check_tokens(tensors[5], q.shape[0], max_tokens)
     gates = checks.raw_gates(a, b, A_log, dt_bias, v.shape[:2], v)
@@ -84,16 +78,7 @@ def verify(
         )  # fmt: skip
         return result
     q, k, v, *paging = launchable_inputs(*tensors)
-    program = plan(
-        H=q.shape[1],
-        HV=v.shape[1],
-        K=q.shape[2],
-        V=v.shape[2],
-        pool=checks.dtype_name(ssm_states),
-        gate_dtype=checks.dtype_name(a),
-        bias_dtype=checks.dtype_name(dt_bias),
-        l2norm=use_qk_l2norm_in_kernel,
-    )
+    program = plan(**contract.facts(k, v, ssm_states, a, dt_bias, use_qk_l2norm_in_kernel))
     runtime.launch(
         program, q, k, v, *gates, *paging, softmax_scale(scale, q.shape[2]), 2.0 if allow_neg_eigval else 1.0
     )
@@ -156,14 +141,5 @@ def commit(
         )  # fmt: skip
         return
     k, v, pool = contract.launchable_states(k, v, pool)
-    program = fold_plan(
-        H=k.shape[1],
-        HV=v.shape[1],
-        K=k.shape[2],
-        V=v.shape[2],
-        pool=checks.dtype_name(ssm_states),
-        gate_dtype=checks.dtype_name(a),
-        bias_dtype=checks.dtype_name(dt_bias),
-        l2norm=use_qk_l2norm_in_kernel,
-    )
+    program = fold_plan(**contract.facts(k, v, ssm_states, a, dt_bias, use_qk_l2norm_in_kernel))
     runtime.launch(program, k, v, *gates, pool, *requests, 2.0 if allow_neg_eigval else 1.0)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+#: state rows of a mark that a fold was carried out: those of a piece of work while requests are few
+MARKED = 32
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -30,54 +33,19 @@ class Config:
 
 
 @dataclasses.dataclass(frozen=True)
-class FoldConfig:
-    """Of the program that applies accepted tokens to the pool; the fields of `Config`, in its order, and `parts`."""
+class FoldConfig(Config):
+    """Of the program that applies accepted tokens to the pool."""
 
-    H: int
-    HV: int
-    pool: str = "bfloat16"
-    gate_dtype: str = "bfloat16"
-    bias_dtype: str = "float32"
-    l2norm: bool = True
-    K: int = 128
-    V: int = 128
-    tiles: int = 4
-    few_tiles: int = 1
     ctas: int = 264
-    threads: int = 128
     blocks_per_sm: int = 2
-    early_up_to: int = 132
     parts: int = 2  # bf16 parts of W, P and Z: 16 bits, or 24 where the pool keeps as many
-
-    @property
-    def warps(self) -> int:
-        return self.threads // 32
 
 
 @dataclasses.dataclass(frozen=True)
-class WindowConfig:
-    """Of the program that verifies behind a ring of accepted tokens; the fields of `FoldConfig`, in its order."""
+class WindowConfig(FoldConfig):
+    """Of the program that verifies behind a ring of accepted tokens."""
 
-    H: int
-    HV: int
-    pool: str = "bfloat16"
-    gate_dtype: str = "bfloat16"
-    bias_dtype: str = "float32"
-    l2norm: bool = True
-    K: int = 128
-    V: int = 128
-    tiles: int = 4
-    few_tiles: int = 1
-    ctas: int = 264
-    threads: int = 128
-    blocks_per_sm: int = 2
-    early_up_to: int = 132
-    parts: int = 2
-    marked: int = 32  # state rows of a mark: those of a piece of work while requests are few
-
-    @property
-    def warps(self) -> int:
-        return self.threads // 32
+    marked: int = MARKED
 
     @property
     def requests(self) -> int:

@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from kernels import checks
+from kernels.replay.config import MARKED
 from kernels.replay.plan import MOST_TOKENS
 from kernels.verify import contract
-from kernels.verify.contract import INDEX
+from kernels.verify.contract import INDEX, packed
+from reference.ring import CURSORS
 
 if TYPE_CHECKING:
     from kernels.replay.ring import Window
+
+
+def packed_inputs(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, o: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, Tensor]]:
+    """`o`, allocated like v if it is None; q, k, v, o without a leading dimension of 1; a, b without."""
+    if o is None:
+        packed("v", v, 3)
+        o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    tokens = tuple(packed(name, x, 3) for name, x in (("q", q), ("k", k), ("v", v), ("o", o)))
+    return o, tokens, (packed("a", a, 2), packed("b", b, 2))
+
+
+def facts(k: Tensor, v: Tensor, ssm_states: Tensor, a: Tensor, dt_bias: Tensor, l2norm: bool) -> dict[str, Any]:
+    """What `plan` and its like ask for, of packed and checked inputs."""
+    return {
+        "H": k.shape[1],
+        "HV": v.shape[1],
+        "K": k.shape[2],
+        "V": v.shape[2],
+        "pool": checks.dtype_name(ssm_states),
+        "gate_dtype": checks.dtype_name(a),
+        "bias_dtype": checks.dtype_name(dt_bias),
+        "l2norm": l2norm,
+    }
 
 
 def check_tokens(cu_seqlens: Tensor, NT: int, max_tokens: int) -> None:
@@ -77,8 +104,9 @@ def check_commit(
     given = {
         "cache_indices": cache_indices,
         "target_indices": cache_indices if target_indices is None else target_indices,
+        "query_start_loc": query_start_loc,
+        "accepted_lengths": accepted_lengths,
     }
-    given |= {"query_start_loc": query_start_loc, "accepted_lengths": accepted_lengths}
     for name, x in given.items():
         checks.tensor(name, x, (N + 1 if name == "query_start_loc" else N,), INDEX, device)
     return k, v, ssm_states, *(checks.inner_contiguous(name, x, 1) for name, x in given.items())
@@ -93,6 +121,12 @@ def launchable_states(k: Tensor, v: Tensor, ssm_states: Tensor) -> tuple[Tensor,
     checks.hopper("k", k)
     checks.supported(k.shape[2], v.shape[2])
     return tuple(checks.wide(name, x, 1) for name, x in (("k", k), ("v", v), ("ssm_states", ssm_states)))
+
+
+def window_rows(capacity: int, max_tokens: int) -> int:
+    """Rows of a slot: old tokens that are folded, the history behind them (either may be as long as the capacity or one
+    call's tokens), and new tokens."""
+    return 2 * max(capacity, max_tokens) + max_tokens
 
 
 def check_window_sizes(ssm_states: Tensor, max_tokens: int, capacity: int) -> None:
@@ -121,8 +155,8 @@ def check_window(window: Window, q: Tensor, ssm_states: Tensor, a: Tensor) -> No
         "window.v": (window.v, (slots, R, HV, V), q.dtype),
         "window.a": (window.a, (slots, R, HV), a.dtype),
         "window.b": (window.b, (slots, R, HV), a.dtype),
-        "window.cursors": (window.cursors, (slots, 4), torch.int32),
-        "window.marks": (window.marks, (slots, HV, -(-V // 32)), torch.int32),
+        "window.cursors": (window.cursors, (slots, CURSORS), torch.int32),
+        "window.marks": (window.marks, (slots, HV, -(-V // MARKED)), torch.int32),
     }
     for name, (x, shape, dtype) in want.items():
         if x.shape != shape or x.dtype != dtype or x.device != q.device or not x.is_contiguous():
@@ -130,7 +164,7 @@ def check_window(window: Window, q: Tensor, ssm_states: Tensor, a: Tensor) -> No
                 f"{name} is {x.dtype} {tuple(x.shape)} on {x.device}, must be {dtype} {shape} on {q.device}, "
                 "contiguous; allocate the window for this pool, these heads and this dtype of the gates"
             )
-    needed = 2 * max(window.capacity, window.max_tokens) + window.max_tokens
+    needed = window_rows(window.capacity, window.max_tokens)
     if needed > R:
         raise ValueError(
             f"the window has {R} rows, capacity {window.capacity} and max_tokens {window.max_tokens} need {needed}; "

@@ -14,14 +14,12 @@ from typing import Any
 import tilelang.language as T
 
 from kernels.replay.config import CursorConfig as Config
+from reference.ring import BASE, CURSORS, FOLD, FOLDING, LIVE
 
 PASS_CONFIGS: dict[str, Any] = {
     "tl.disable_warp_specialized": True,
     "tl.disable_safe_memory_legalize": True,  # every index below is guarded where it is formed
 }
-
-BASE, FOLDING, LIVE, FOLD = range(4)  # of a slot's cursors; FOLD is the number of folds asked for
-CURSORS = 4
 
 
 def build(c: Config) -> Any:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import tilelang.language as T
 
-from kernels.replay.cursors import BASE, FOLD, FOLDING, LIVE
 from kernels.tile import TM
+from reference.ring import BASE, FOLD, FOLDING, LIVE
 
 UNITS = 128  # that a CTA can have
 AT_ONCE = 8  # requests that a lane looks up at a time

@@ -24,12 +24,10 @@ import reference.gating
 import reference.ring
 from kernels import checks, runtime
 from kernels.replay import contract
+from kernels.replay.config import MARKED
 from kernels.replay.plan import MOST_TOKENS, cursors_plan, window_plan
-from kernels.verify.contract import check_inputs, launchable_inputs, packed
+from kernels.verify.contract import check_inputs, launchable_inputs
 from reference.recurrence import softmax_scale
-
-#: state rows of a mark of a finished fold
-MARKED = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,13 +67,13 @@ class Window:
         """
         contract.check_window_sizes(ssm_states, max_tokens, capacity)
         slots, HV, V, K = ssm_states.shape
-        rows, device = window_rows(capacity, max_tokens), ssm_states.device
+        rows, device = contract.window_rows(capacity, max_tokens), ssm_states.device
         return cls(
             k=torch.zeros(slots, rows, H, K, dtype=dtype, device=device),
             v=torch.zeros(slots, rows, HV, V, dtype=dtype, device=device),
             a=torch.zeros(slots, rows, HV, dtype=gate_dtype, device=device),
             b=torch.zeros(slots, rows, HV, dtype=gate_dtype, device=device),
-            cursors=torch.zeros(slots, 4, dtype=torch.int32, device=device),
+            cursors=torch.zeros(slots, reference.ring.CURSORS, dtype=torch.int32, device=device),
             marks=torch.zeros(slots, HV, -(-V // MARKED), dtype=torch.int32, device=device),
             capacity=capacity,
             max_tokens=max_tokens,
@@ -85,12 +83,6 @@ class Window:
     def rows(self) -> int:
         """Of a slot: room for a history that is folded, the one that follows it, and new tokens."""
         return self.k.shape[1]
-
-
-def window_rows(capacity: int, max_tokens: int) -> int:
-    """Rows of a slot: old tokens that are folded, the history behind them (either may be as long as the capacity or one
-    call's tokens), and new tokens."""
-    return 2 * max(capacity, max_tokens) + max_tokens
 
 
 def verify(
@@ -128,12 +120,7 @@ def verify(
     Raises:
         TypeError, ValueError: an argument is out of its limits. Nothing was launched or written.
     """
-    if o is None:
-        packed("v", v, 3)
-        o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    result = o
-    q, k, v, o = (packed(name, x, 3) for name, x in (("q", q), ("k", k), ("v", v), ("o", o)))
-    a, b = packed("a", a, 2), packed("b", b, 2)
+    result, (q, k, v, o), (a, b) = contract.packed_inputs(q, k, v, a, b, o)
     tensors = check_inputs(q, k, v, ssm_states, cache_indices, query_start_loc, o)
     gates = checks.raw_gates(a, b, A_log, dt_bias, v.shape[:2], v)
     contract.check_window(window, q, ssm_states, a)
@@ -151,16 +138,7 @@ def verify(
         )  # fmt: skip
         return result
     q, k, v, *paging = launchable_inputs(*tensors)
-    program = window_plan(
-        H=q.shape[1],
-        HV=v.shape[1],
-        K=q.shape[2],
-        V=v.shape[2],
-        pool=checks.dtype_name(ssm_states),
-        gate_dtype=checks.dtype_name(a),
-        bias_dtype=checks.dtype_name(dt_bias),
-        l2norm=use_qk_l2norm_in_kernel,
-    )
+    program = window_plan(**contract.facts(k, v, ssm_states, a, dt_bias, use_qk_l2norm_in_kernel))
     runtime.launch(
         program, q, k, v, *gates, *paging, *kept, window.cursors, window.marks, softmax_scale(scale, q.shape[2]),
         2.0 if allow_neg_eigval else 1.0,

@@ -30,12 +30,12 @@ import tilelang.language as T
 from kernels import steps
 from kernels.replay import dealing, tokens
 from kernels.replay.config import WindowConfig as Config
-from kernels.replay.cursors import CURSORS
 from kernels.replay.fold import add_updates, updates
 from kernels.replay.outputs import store_outputs
 from kernels.tile import TM
 from kernels.verify import signature
 from kernels.warp import CHUNK, QUAD
+from reference.ring import CURSORS
 
 PASS_CONFIGS: dict[str, Any] = {
     "tl.disable_warp_specialized": True,  # every thread has one role

@@ -28,7 +28,7 @@ def pool_of(op: str) -> str:
 @pytest.mark.parametrize("implementation", ours(), ids=lambda implementation: str(implementation.name))
 def test_our_implementations_are_bound_right(implementation: Any, device: torch.device, evidence: Evidence) -> None:
     for op in implementation.ops:
-        shape = Shape(op, N=2, T=1 if op.startswith("decode-r") or op == "decode" else 3, H=1, HV=2, pool=pool_of(op))
+        shape = Shape(op, N=2, T=1 if op in ("decode", "decode-ring") else 3, H=1, HV=2, pool=pool_of(op))
         problem = Problem(shape, device, l2_bytes=1)
         bound = implementation.bind(problem)
         errors = check.run_and_compare(problem, bound)

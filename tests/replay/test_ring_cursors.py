@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import reference.ring
-from kernels.replay import ring
+from kernels.replay import contract, ring
 from tests.gate_engine import Evidence
 from tests.replay.ring_cases import Server, same
 
@@ -183,7 +183,7 @@ def test_sequences_one_after_the_other(max_tokens: int, evidence: Evidence) -> N
 def test_rows_suffice(max_tokens: int, evidence: Evidence) -> None:
     """For every capacity: tokens to fold, history and new tokens never need more rows than a slot has."""
     for capacity in range(17):
-        R = ring.window_rows(capacity, max_tokens)
+        R = contract.window_rows(capacity, max_tokens)
         frontier, reached = {(0, 0)}, {(0, 0)}
         while frontier:
             moved = [list(state) for state in frontier]
@@ -223,7 +223,7 @@ def test_the_kernel_moves_them_as_the_reference(
     max_tokens: int, capacity: int, device: torch.device, evidence: Evidence
 ) -> None:
     """From every state and for every number of accepted tokens, one below 0 and two beyond the most included."""
-    R = ring.window_rows(capacity, max_tokens)
+    R = contract.window_rows(capacity, max_tokens)
     small = max(max_tokens, capacity) <= 4
     given = range(-1, max_tokens + 3, 1 if small else 3)
     bases = range(R) if small else (0, 1, R // 2, R - 2, R - 1)
