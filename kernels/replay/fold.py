@@ -2,9 +2,9 @@
 
     S_L = e^G S_0 + Z^T K,   Z = W V + P S_0^T,   P = N K,   N = -W diag(e^G)       (specs/design/replay.md)
 
-W and P are small and made once a head (kernels/replay/tokens.py). The state goes from memory to the registers in which
-it is an operand of the first product, is added to the second one there, and goes back from there. Z, one row a token,
-is stored by a warp for its own rows of the state and read back transposed.
+W and P are small and made once a head (kernels/replay/tokens.py, operands.py). The state goes from memory to the
+registers in which it is an operand of the first product, is added to the second one there, and goes back from there. Z,
+one row a token, is stored by a warp for its own rows of the state and read back transposed.
 
 Work is dealt out as in kernels/replay/outputs.py, and the barriers of a piece are the same:
 
@@ -22,13 +22,13 @@ from typing import Any
 import tilelang.language as T
 
 from kernels import steps
-from kernels.replay import tokens
+from kernels.replay import operands, tokens
 from kernels.replay.config import FoldConfig as Config
-from kernels.steps import bf16_part
 from kernels.tile import TM
 from kernels.verify import signature
-from kernels.verify.config import PARTS
-from kernels.warp import CHUNK, QUAD, by_8, by_16, load_matrices, mma
+from kernels.warp import CHUNK, QUAD, by_8, load_matrices, mma
+
+OLD_KEYS = 2  # of the `gram` of a program with a history: products of older keys with each other
 
 PASS_CONFIGS: dict[str, Any] = {
     "tl.disable_warp_specialized": True,  # every thread has one role
@@ -131,7 +131,7 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, k, v, gates, pool, requests):
     for i in tuple(range(len(raw))):
         T.clear(raw[i])
     if warp == 3:
-        steps.load_raw_gates(*gates, *raw, _token(start, lane, NT), begin // of_v % c.HV)
+        steps.load_raw_gates(*gates, *raw, tokens.nearest_token(start, lane, NT), begin // of_v % c.HV)
     for turn in T.serial(stop - begin):
         at = begin + turn
         h, v0 = at // of_v % c.HV, at % of_v * rows
@@ -162,8 +162,8 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, k, v, gates, pool, requests):
             else:
                 for i in T.unroll(T.ceildiv(c.K // QUAD, c.warps - 1)):
                     if i * (c.warps - 1) + warp - 1 < c.K // QUAD:
-                        tokens.load_keys(K_s, at // of_key % 2 * TM, i * (c.warps - 1) + warp - 1, keys, lane)
-                        tokens.share_columns(keys, columns, i * (c.warps - 1) + warp - 1, lane)
+                        operands.load_keys(K_s, at // of_key % 2 * TM, i * (c.warps - 1) + warp - 1, keys, lane)
+                        operands.share_columns(keys, columns, i * (c.warps - 1) + warp - 1, lane)
         T.sync_threads()
         T.clear(x)
         carry[tokens.DECAY] = 1.0
@@ -185,8 +185,8 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, k, v, gates, pool, requests):
                 next_start, next_L, (at + 1) // of_v % c.HV, (at + 1) % of_v * rows, tx,
             )  # fmt: skip
             if warp == 3:
-                steps.load_raw_gates(*gates, *raw, _token(next_start, lane, NT), (at + 1) // of_v % c.HV)
-        tokens.share_operand_of_keys(K_s, at // of_key % 2 * TM, tables, P_s, c.K, c.parts, c.warps, warp, lane)
+                steps.load_raw_gates(*gates, *raw, tokens.nearest_token(next_start, lane, NT), (at + 1) // of_v % c.HV)
+        operands.share_operand_of_keys(K_s, at // of_key % 2 * TM, tables, P_s, c.K, c.parts, c.warps, warp, lane)
         T.sync_threads()
         if slot >= 0 and slot < SLOTS and target >= 0 and target < SLOTS:
             if L > 0:
@@ -212,11 +212,6 @@ def _accepted(length, first, last, NT):
     return T.max(T.min(T.min(length, TM), T.max(T.min(last, NT), 0) - T.max(first, 0)), 0)
 
 
-def _token(start, lane, NT):
-    """The token of a lane, or the nearest one."""
-    return T.min(start, NT - 1) + T.min(lane % TM, NT - 1 - T.min(start, NT - 1))
-
-
 @T.macro
 def _stage(c, rows: int, k, v, K_s, V_s, keys, fresh, values, start, L, h, v0, tx):
     """Start loading the tokens of a piece of work, k only if it is `fresh`."""
@@ -240,28 +235,7 @@ def updates(c, tiles: int, state, P_s, tables, V_s, first, Z_s, r0, lane):
     g, quad = lane // 4, lane % 4
     T.clear(sums)
     T.clear(low)
-    tokens.load_table(tables, tokens.OF_OUTPUTS, A, c.parts, lane)
-    for pair in T.unroll(T.ceildiv(tiles, 2)):
-        # With one tile the second half of the matrices is the first again.
-        row, col = by_16(lane)
-        load_matrices(V_s[first + row, r0 + pair * TM + col % (8 * tiles)], values, 0, True)
-        for p in tuple(range(c.parts)):
-            for i in T.unroll(min(tiles, 2)):
-                mma(A, p * 4, values, i * 2, low if p > 0 and c.parts > 2 else sums, (pair * 2 + i) * 4)
-    for j in T.unroll(c.K // QUAD):
-        for half in T.unroll(2):
-            for p in tuple(range(c.parts)):
-                tokens.load_operand(P_s, p, j, half, A, p * 4, lane)
-            for i in T.unroll(tiles):
-                for s in tuple(range(PARTS[c.pool])):
-                    if c.pool == "bfloat16":
-                        for p in tuple(range(c.parts)):
-                            mma(A, p * 4, state, (i * (c.K // QUAD) + j) * CHUNK + half * 4, sums, i * 4)
-                    else:
-                        for e in T.unroll(4):
-                            part[e] = bf16_part(state[i, j, half * 4 + e], s)
-                        for p in tuple(range(min(c.parts, PARTS[c.pool] + 1 - s))):  # fp32 sums keep no more
-                            mma(A, p * 4, part, 0, low if p + s > 0 and c.parts > 2 else sums, i * 4)
+    operands.multiply_state(c, tiles, c.parts, state, P_s, tables, V_s, first, r0, lane, A, values, part, sums, low)
     if c.parts > 2:
         for i in T.unroll(tiles * 4):
             sums[i] = sums[i] + low[i]
@@ -294,7 +268,7 @@ def add_updates(c, tiles: int, state, Z_s, columns, end_decay, pool, target, h, 
                         for e in T.unroll(2):
                             sums[m * 4 + i * 2 + e] = decay * T.cast(state[pair * 2 + i, j, m * 2 + e], "float32")
             for half in T.unroll(2):
-                tokens.load_columns(columns, j, half, B, lane)
+                operands.load_columns(columns, j, half, B, lane)
                 for p in tuple(reversed(range(c.parts))):
                     for m in T.unroll(2):
                         mma(A, p * 4, B, m * 2, sums, (half * 2 + m) * 4)
@@ -313,3 +287,41 @@ def add_updates(c, tiles: int, state, Z_s, columns, end_decay, pool, target, h, 
                     pool[target, h, v0 + r0 + (pair * 2 + i) * 8 + lane // 4, j * QUAD + lane % 4 * CHUNK + e] = state[
                         pair * 2 + i, j, e
                     ]
+
+
+@T.macro
+def fold_in_place(
+    c, tiles: int, state, F_s, gram, norm, decay, beta, end_decay, tables, P_s, x, carry, sums, keys,
+    raw, gates, pool, marks, slot, folding, fold, h, v0, r0, warp, lane,
+):  # fmt: skip
+    """The state of a piece of work becomes that after `folding` tokens, whose values are in F_s from row 0 on, their
+    keys from row 16 on, and their gates in `raw`; it is stored, and marked as the result of `fold`."""
+    T.ptx_wait_group(1)
+    T.sync_threads()
+    if warp == 1 and lane < TM:
+        steps.share_gates(
+            (0, 0, 0, 0, gates[2]), *raw, True, decay, T.view(beta, (1, TM)), 0, lane, lane < folding
+        )  # fmt: skip
+    if warp == 0:
+        tokens.multiply(F_s, TM, TM, sums, c.K, lane)
+        tokens.share_product(sums, gram, OLD_KEYS, lane)
+        tokens.share_norms(sums, norm, 1.0, c.l2norm, lane)
+    T.sync_threads()
+    T.clear(x)
+    carry[tokens.DECAY] = 1.0
+    if warp == 0:
+        tokens.updates_of_values(gram, OLD_KEYS, norm, decay, beta, end_decay, x, carry, TM, lane)
+        tokens.share_column(x, tables, lane // TM, lane % TM, c.parts)
+    T.sync_threads()
+    operands.share_operand_of_keys(F_s, TM, tables, P_s, c.K, c.parts, c.warps, warp, lane)
+    if warp < c.K // QUAD:
+        operands.load_keys(F_s, TM, warp, keys, lane)
+    T.sync_threads()
+    updates(c, tiles, state, P_s, tables, F_s, 0, F_s, r0, lane)
+    T.sync_threads()
+    if warp < c.K // QUAD:
+        operands.share_columns(keys, P_s, warp, lane)
+    T.sync_threads()
+    add_updates(c, tiles, state, F_s, P_s, end_decay, pool, slot, h, v0, r0, lane)
+    if warp == 0 and lane < 8 * tiles * c.warps // c.marked:
+        marks[slot, h, v0 // c.marked + lane] = fold

@@ -2,8 +2,8 @@
 
     o = P S_0^T + M V,   P = diag(e^G) Q + N K,   N = -M diag(e^G)        (specs/design/replay.md)
 
-M and P are small and made once a head (kernels/replay/tokens.py); the state goes from memory straight to the registers
-in which it is an operand of the tensor cores, and meets nothing but P.
+M and P are small and made once a head (kernels/replay/tokens.py, operands.py); the state goes from memory straight to
+the registers in which it is an operand of the tensor cores, and meets nothing but P.
 
 A piece of work is 32 * `tiles` rows of one value head of one request; a warp owns 8 * `tiles` of them, 64 registers of
 state. A CTA goes through pieces that follow each other, with the tokens of the next one on their way; those that share
@@ -26,13 +26,11 @@ from typing import Any
 import tilelang.language as T
 
 from kernels import steps
-from kernels.replay import tokens
+from kernels.replay import operands, tokens
 from kernels.replay.config import Config
-from kernels.steps import bf16_part
 from kernels.tile import TM
 from kernels.verify import signature
-from kernels.verify.config import PARTS
-from kernels.warp import CHUNK, QUAD, by_16, load_matrices, mma
+from kernels.warp import CHUNK, QUAD
 
 PASS_CONFIGS: dict[str, Any] = {
     "tl.disable_warp_specialized": True,  # every thread has one role
@@ -89,11 +87,6 @@ def _within(token, NT):
     return T.cast(T.min(T.cast(token, "uint32"), T.cast(NT, "uint32")), "int32")
 
 
-def _token(first, lane, NT):
-    """The token of a lane, or the nearest one."""
-    return T.min(first, NT - 1) + T.min(lane % TM, NT - 1 - T.min(first, NT - 1))
-
-
 def _shared(c):
     """k and q, v (both of two pieces of work), gram, k_norm, q_norm, decay, beta, by_q, tables of M and N, P."""
     rows = c.warps * 8 * max(c.tiles, c.few_tiles)
@@ -141,7 +134,7 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, q, k, v, gates, pool, state_indi
     for i in tuple(range(len(raw))):
         T.clear(raw[i])
     if warp == 3:
-        steps.load_raw_gates(*gates, *raw, _token(first, lane, NT), begin // of_v % c.HV)
+        steps.load_raw_gates(*gates, *raw, tokens.nearest_token(first, lane, NT), begin // of_v % c.HV)
     for turn in T.serial(stop - begin):
         at = begin + turn
         n, h, v0 = at // (c.HV * of_v), at // of_v % c.HV, at % of_v * rows
@@ -190,8 +183,8 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, q, k, v, gates, pool, state_indi
                 next_first, next_last, (at + 1) // of_v % c.HV, (at + 1) % of_v * rows, tx,
             )  # fmt: skip
             if warp == 3:
-                steps.load_raw_gates(*gates, *raw, _token(next_first, lane, NT), (at + 1) // of_v % c.HV)
-        tokens.share_operand(KQ_s, at // of_key % 2 * 2 * TM, tables, by_q, P_s, c.K, c.warps, warp, lane)
+                steps.load_raw_gates(*gates, *raw, tokens.nearest_token(next_first, lane, NT), (at + 1) // of_v % c.HV)
+        operands.share_operand(KQ_s, at // of_key % 2 * 2 * TM, tables, by_q, P_s, c.K, c.warps, warp, lane)
         T.sync_threads()
         store_outputs(
             c, tiles, state, P_s, tables, V_s, turn % 2 * TM, o, slot >= 0 and slot < SLOTS, start, L, h, v0, r0, lane
@@ -233,33 +226,9 @@ def store_outputs(
     sums = T.alloc_local((tiles * 4,), "float32")
     g, quad = lane // 4, lane % 4
     T.clear(sums)
-    tokens.load_table(tables, tokens.OF_OUTPUTS, A, tokens.SPLIT, lane)
-    for pair in T.unroll(T.ceildiv(tiles, 2)):
-        # With one tile the second half of the matrices is the first again.
-        row, col = by_16(lane)
-        load_matrices(V_s[first + row, r0 + pair * TM + col % (8 * tiles)], values, 0, True)
-        for p in tuple(range(tokens.SPLIT)):
-            for i in T.unroll(min(tiles, 2)):
-                mma(A, p * 4, values, i * 2, sums, (pair * 2 + i) * 4)
-        if history is not None:
-            load_matrices(history[1][history[2] + row, r0 + pair * TM + col % (8 * tiles)], values, 0, True)
-            for p in tuple(range(tokens.SPLIT)):
-                for i in T.unroll(min(tiles, 2)):
-                    mma(history[0], p * 8, values, i * 2, sums, (pair * 2 + i) * 4)
-    for j in T.unroll(c.K // QUAD):
-        for half in T.unroll(2):
-            for p in tuple(range(tokens.SPLIT)):
-                tokens.load_operand(P_s, p, j, half, A, p * 4, lane)
-            for i in T.unroll(tiles):
-                for s in tuple(range(PARTS[c.pool])):
-                    if c.pool == "bfloat16":
-                        for p in tuple(range(tokens.SPLIT)):
-                            mma(A, p * 4, state, (i * (c.K // QUAD) + j) * CHUNK + half * 4, sums, i * 4)
-                    else:
-                        for e in T.unroll(4):
-                            part[e] = bf16_part(state[i, j, half * 4 + e], s)
-                        for p in tuple(range(tokens.SPLIT)):
-                            mma(A, p * 4, part, 0, sums, i * 4)
+    operands.multiply_state(
+        c, tiles, tokens.SPLIT, state, P_s, tables, V_s, first, r0, lane, A, values, part, sums, sums, history
+    )
     T.sync_warp()
     for i in T.unroll(tiles):
         for half in T.unroll(2):

@@ -28,9 +28,9 @@ from typing import Any
 import tilelang.language as T
 
 from kernels import steps
-from kernels.replay import dealing, tokens
+from kernels.replay import dealing, operands, tokens
 from kernels.replay.config import WindowConfig as Config
-from kernels.replay.fold import add_updates, updates
+from kernels.replay.fold import OLD_KEYS, fold_in_place
 from kernels.replay.outputs import store_outputs
 from kernels.tile import TM
 from kernels.verify import signature
@@ -43,7 +43,7 @@ PASS_CONFIGS: dict[str, Any] = {
     "tl.disable_thread_storage_sync": True,  # the barriers are where the steps say
 }
 
-NEW_KEYS, NEW_QUERIES, OLD_KEYS = 0, 1, 2  # of `gram`: products of keys with new keys, new queries; of older keys
+NEW_KEYS, NEW_QUERIES = 0, 1  # of `gram`: products of new keys with new keys, new queries; then OLD_KEYS
 
 
 def build(c: Config) -> Any:
@@ -195,7 +195,7 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, new, ring, gates, pool, requests
         if ctas <= c.early_up_to:
             T.pdl_trigger()
         if must_fold != 0:
-            _fold(
+            fold_in_place(
                 c, tiles, state, F_s, gram, old_norm, old_decay, old_beta, end_decay, tables, P_s, x, carry, sums, keys,
                 old_raw, gates, pool, marks, slot, folding, fold, h, v0, r0, warp, lane,
             )  # fmt: skip
@@ -255,9 +255,9 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, new, ring, gates, pool, requests
             )  # fmt: skip
         else:
             T.ptx_commit_group()
-        tokens.behind_history(tables, cross_q, cross_k, by_q, factors, M_h, N_h, lane)
+        operands.behind_history(tables, cross_q, cross_k, by_q, factors, M_h, N_h, lane)
         history_decay = end_decay[0]
-        tokens.share_operand(
+        operands.share_operand(
             KQ_s, unit % 2 * 2 * TM, tables, by_q, P_s, c.K, c.warps, warp, lane,
             (N_h, KH_s, unit % 2 * TM, history_decay),
         )  # fmt: skip
@@ -325,8 +325,8 @@ def _stage(c, tiles: int, new, ring, gates, raw, units, unit, piece, values, KQ_
     if tx // 32 == 3:
         raw[1][0] = gates[0][h]
         raw[2][0] = gates[1][h]
-        raw[0][0] = new[3][T.min(start, NT - 1) + T.min(lane % TM, NT - 1 - T.min(start, NT - 1)), h]
-        raw[0][1] = new[4][T.min(start, NT - 1) + T.min(lane % TM, NT - 1 - T.min(start, NT - 1)), h]
+        raw[0][0] = new[3][tokens.nearest_token(start, lane, NT), h]
+        raw[0][1] = new[4][tokens.nearest_token(start, lane, NT), h]
     elif tx // 32 == 2:
         raw[1][0] = gates[0][h]
         raw[2][0] = gates[1][h]
@@ -380,41 +380,3 @@ def _keep(c, tiles: int, ring, KQ_s, keys, V_s, values, slot, first, L, h, v0, r
         if t < L:
             for e in T.vectorized(CHUNK):
                 ring[1][slot, row, h, v0 + r0 + col + e] = V_s[values + t, r0 + col + e]
-
-
-@T.macro
-def _fold(
-    c, tiles: int, state, F_s, gram, norm, decay, beta, end_decay, tables, P_s, x, carry, sums, keys,
-    raw, gates, pool, marks, slot, folding, fold, h, v0, r0, warp, lane,
-):  # fmt: skip
-    """The state of a piece of work becomes that after `folding` tokens, whose values are in F_s from row 0 on, their
-    keys from row 16 on, and their gates in `raw`; it is stored, and marked as the result of `fold`."""
-    T.ptx_wait_group(1)
-    T.sync_threads()
-    if warp == 1 and lane < TM:
-        steps.share_gates(
-            (0, 0, 0, 0, gates[2]), *raw, True, decay, T.view(beta, (1, TM)), 0, lane, lane < folding
-        )  # fmt: skip
-    if warp == 0:
-        tokens.multiply(F_s, TM, TM, sums, c.K, lane)
-        tokens.share_product(sums, gram, OLD_KEYS, lane)
-        tokens.share_norms(sums, norm, 1.0, c.l2norm, lane)
-    T.sync_threads()
-    T.clear(x)
-    carry[tokens.DECAY] = 1.0
-    if warp == 0:
-        tokens.updates_of_values(gram, OLD_KEYS, norm, decay, beta, end_decay, x, carry, TM, lane)
-        tokens.share_column(x, tables, lane // TM, lane % TM, c.parts)
-    T.sync_threads()
-    tokens.share_operand_of_keys(F_s, TM, tables, P_s, c.K, c.parts, c.warps, warp, lane)
-    if warp < c.K // QUAD:
-        tokens.load_keys(F_s, TM, warp, keys, lane)
-    T.sync_threads()
-    updates(c, tiles, state, P_s, tables, F_s, 0, F_s, r0, lane)
-    T.sync_threads()
-    if warp < c.K // QUAD:
-        tokens.share_columns(keys, P_s, warp, lane)
-    T.sync_threads()
-    add_updates(c, tiles, state, F_s, P_s, end_decay, pool, slot, h, v0, r0, lane)
-    if warp == 0 and lane < 8 * tiles * c.warps // c.marked:
-        marks[slot, h, v0 // c.marked + lane] = fold

@@ -31,17 +31,17 @@ def run(case: Case, max_tokens: int = 16) -> Tensor:
     )  # fmt: skip
 
 
-def split(monkeypatch: pytest.MonkeyPatch, ctas: int | None) -> None:
+def split(monkeypatch: pytest.MonkeyPatch, ctas: int | None, module: Any = replay.api, plan: str = "plan") -> None:
     """Calls run a program that starts at most so many CTAs, each with as many pieces of the work as that takes.
 
-    With a few of them all work has the larger tile. None: as the plan says.
+    With a few of them all work has the larger tile. None: as `plan`, which `module` calls, says.
     """
     if ctas is None:
         return
-    plan = replay.api.plan
+    planned = getattr(module, plan)
 
     def with_ctas(**facts: Any) -> Program:
-        program = plan(**facts)
+        program = planned(**facts)
         return dataclasses.replace(program, config=dataclasses.replace(program.config, ctas=ctas))
 
-    monkeypatch.setattr(replay.api, "plan", with_ctas)
+    monkeypatch.setattr(module, plan, with_ctas)

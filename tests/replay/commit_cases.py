@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from kernels import replay
-from kernels.runtime import Program
 from tests.gate_engine import Evidence
 from tests.limits import ROUNDING
+from tests.replay.cases import split as limit_ctas
 from tests.verify import cases
 from tests.verify.cases import GUARD, Buffer, Case, Expected, relative_l2
 
@@ -68,15 +68,7 @@ def run(case: Commit, max_tokens: int = 16) -> None:
 
 def split(monkeypatch: pytest.MonkeyPatch, ctas: int | None) -> None:
     """Calls run a program that starts at most so many CTAs; as `tests.replay.cases.split` does for verify."""
-    if ctas is None:
-        return
-    plan = replay.api.fold_plan
-
-    def with_ctas(**facts: Any) -> Program:
-        program = plan(**facts)
-        return dataclasses.replace(program, config=dataclasses.replace(program.config, ctas=ctas))
-
-    monkeypatch.setattr(replay.api, "fold_plan", with_ctas)
+    limit_ctas(monkeypatch, ctas, replay.api, "fold_plan")
 
 
 def keep(case: Commit) -> Commit:

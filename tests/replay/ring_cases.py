@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from kernels.replay import ring
-from kernels.runtime import Program
 from reference.gating import gates
 from reference.recurrence import recurrent
 from tests.gate_engine import Evidence
 from tests.limits import ROUNDING
+from tests.replay.cases import split as limit_ctas
 from tests.verify.cases import GUARD, Buffer, relative_l2
 
 #: what the limits of tests/limits.py leave for arithmetic: a fifth of the rounding
@@ -324,12 +324,4 @@ def same(x: Tensor, y: Tensor) -> bool:
 
 def split(monkeypatch: pytest.MonkeyPatch, ctas: int | None) -> None:
     """Calls run a program that starts at most so many CTAs; as `tests.replay.cases.split` does for verify."""
-    if ctas is None:
-        return
-    plan = ring.window_plan
-
-    def with_ctas(**facts: Any) -> Program:
-        program = plan(**facts)
-        return dataclasses.replace(program, config=dataclasses.replace(program.config, ctas=ctas))
-
-    monkeypatch.setattr(ring, "window_plan", with_ctas)
+    limit_ctas(monkeypatch, ctas, ring, "window_plan")

@@ -16,23 +16,9 @@ from tests.emulator import sanitize
 from tests.gate_engine import Evidence
 from tests.machine_code import without_spills
 from tests.replay.commit_cases import Commit, make, run, split
+from tests.replay.test_programs import FACTS, planned
 
-
-def planned(**facts: Any) -> Program:
-    usual = {"H": 2, "HV": 4, "K": 128, "V": 128, "pool": "bfloat16", "gate_dtype": "bfloat16"}
-    return fold_plan(**{**usual, "bias_dtype": "float32", "l2norm": True, **facts})
-
-
-VARIANTS = (
-    planned(),
-    planned(pool="float16"),
-    planned(pool="float32"),
-    planned(H=1, HV=2, V=64),
-    planned(H=1, HV=2, V=256),
-    planned(H=1, HV=2, gate_dtype="float32", bias_dtype="bfloat16"),
-    planned(l2norm=False),
-    planned(H=16, HV=32),
-)
+VARIANTS = tuple(planned(fold_plan, **facts) for facts in FACTS)
 
 
 @pytest.mark.criterion("5.27")
@@ -52,7 +38,7 @@ def test_machine_code(program: Program, evidence: Evidence) -> None:
 @pytest.mark.parametrize("N", (1, 64))
 def test_the_plan_does_not_depend_on_how_many(N: int, evidence: Evidence) -> None:
     """Few requests and many are told apart by the program at run time: with less work than CTAs the tile is smaller."""
-    c = planned(H=16, HV=32).config
+    c = planned(fold_plan, H=16, HV=32).config
     few = N * c.HV * (c.V // (c.warps * 8 * c.few_tiles)) <= c.ctas
     evidence.equal(f"the tile for few requests at N = {N}", few, N == 1)
     assert c.few_tiles < c.tiles

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,21 +18,23 @@ from tests.machine_code import without_spills
 from tests.replay.cases import make, run, split
 
 
-def planned(**facts: Any) -> Program:
+def planned(make: Callable[..., Program] = plan, **facts: Any) -> Program:
+    """What a plan of replay says of these facts and the usual ones."""
     usual = {"H": 2, "HV": 4, "K": 128, "V": 128, "pool": "bfloat16", "gate_dtype": "bfloat16"}
-    return plan(**{**usual, "bias_dtype": "float32", "l2norm": True, **facts})
+    return make(**{**usual, "bias_dtype": "float32", "l2norm": True, **facts})
 
 
-VARIANTS = (
-    planned(),
-    planned(pool="float16"),
-    planned(pool="float32"),
-    planned(H=1, HV=2, V=64),
-    planned(H=1, HV=2, V=256),
-    planned(H=1, HV=2, gate_dtype="float32", bias_dtype="bfloat16"),
-    planned(l2norm=False),
-    planned(H=16, HV=32),
+FACTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"pool": "float16"},
+    {"pool": "float32"},
+    {"H": 1, "HV": 2, "V": 64},
+    {"H": 1, "HV": 2, "V": 256},
+    {"H": 1, "HV": 2, "gate_dtype": "float32", "bias_dtype": "bfloat16"},
+    {"l2norm": False},
+    {"H": 16, "HV": 32},
 )
+VARIANTS = tuple(planned(**facts) for facts in FACTS)
 
 
 @pytest.mark.criterion("5.16")
