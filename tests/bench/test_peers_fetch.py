@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -163,6 +164,15 @@ def test_a_compilation_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(MemoryError):
         exporter.export("a", breaks)
     assert flashinfer_build.Exporter(tmp_path).index == {}
+
+
+@pytest.mark.parametrize(("text", "works"), (("", True), ("import a_library_that_was_left_out", False)))
+def test_what_flashinfer_runs_with_is_imported_once(tmp_path: Path, text: str, works: bool) -> None:
+    files = {"tvm_ffi/__init__.py": text, "tvm_ffi/lib/libtvm_ffi_testing.so": "the extension module links with it"}
+    flashinfer_link.add_tvm_ffi(make_wheel(tmp_path, "a.whl", files), tmp_path / "site")
+    assert (tmp_path / "site" / "tvm_ffi" / "lib" / "libtvm_ffi_testing.so").exists()
+    with contextlib.nullcontext() if works else pytest.raises(FetchError, match="take it out of SPARED"):
+        flashinfer_link.check_import(tmp_path / "site")
 
 
 def test_tvm_ffi_of_several_pythons_share_a_folder(tmp_path: Path) -> None:

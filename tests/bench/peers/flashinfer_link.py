@@ -23,7 +23,7 @@ PACKAGES = (
     *("cuda-bindings==13.0.3", "cuda-pathfinder==1.9.1", "nvidia-cuda-runtime==13.0.96"),
 )
 #: what running needs nothing of, in tvm_ffi's wheel
-SPARED = ("include/", "src/", "3rdparty/", "cython/", "share/", "lib/libtvm_ffi_testing.so")
+SPARED = ("include/", "src/", "3rdparty/", "cython/", "share/")
 STUB = Path(__file__).with_name("flashinfer_stub.c")
 
 
@@ -51,6 +51,8 @@ def build(options: argparse.Namespace) -> None:
     shutil.copyfile(work / INDEX, folder / INDEX)
     for python in options.python:
         add_tvm_ffi(wheels.download("apache-tvm-ffi", TVM_FFI, python), folder / SITE)
+    if ".".join(map(str, sys.version_info[:2])) in options.python:
+        check_import(folder / SITE)
     kernels = len(json.loads((folder / INDEX).read_text()))
     wheels.write_manifest("flashinfer", {**pins.manifest()["flashinfer"], "kernels": kernels, "python": options.python})
     wheels.say(f"flashinfer: {kernels} kernels in {(folder / LIBRARY).relative_to(pins.ROOT)}")
@@ -87,3 +89,10 @@ def add_tvm_ffi(wheel: Path, site: Path) -> None:
             inner = name.partition("/")[2]
             if not inner.startswith(SPARED):
                 archive.extract(name, site)
+
+
+def check_import(site: Path) -> None:
+    """Raises FetchError if this interpreter cannot import tvm_ffi from there: better now than on a GPU."""
+    code = "import pathlib, sys, tvm_ffi; assert pathlib.Path(sys.argv[1]) in pathlib.Path(tvm_ffi.__file__).parents"
+    remedy = f"Something that it links with is not in {site}: take it out of SPARED, {wheels.AGAIN}."
+    wheels.run([sys.executable, "-c", code, site], remedy, PYTHONPATH=str(site))
