@@ -1,7 +1,7 @@
 """Sessions: one shared environment, one session per gate, the whole suite, lint and the site.
 
     nox -s gate0 gate1 verify          the main job; add `-- --record` to write specs/results/
-    nox -s tests                       the whole suite
+    nox -s tests                       the suite; of the costliest tests a sample, which another commit draws anew
     nox -s bench                       gate 7, and speed beside the peers (Hopper GPU)
     nox -s peers                       fetches what bench measures beside the kernels (network, no GPU)
     nox -s lint | docs                 style and types | the rendered design and results
@@ -17,6 +17,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -81,6 +82,15 @@ def env(session: nox.Session) -> None:
     session.install(*packages, "--constraint", str(pins))
     session.install("--no-deps", *BARE_PACKAGES, "--constraint", str(pins))
     stamp.write_text(digest)
+
+
+def head() -> str:
+    """The commit that is checked out; "none" where there is no git checkout."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "none"
 
 
 def in_env(*tags: str):  # type: ignore[no-untyped-def]
@@ -155,8 +165,8 @@ def peers(session: nox.Session) -> None:
 
 @in_env()
 def tests(session: nox.Session) -> None:
-    """The whole suite, all gates included."""
-    run_pytest(session)
+    """The suite of all gates; of tests that generate a program a case a sample, which another commit draws anew."""
+    run_pytest(session, "--sample", head())
 
 
 @in_env()

@@ -11,7 +11,7 @@ from kernels import runtime
 from tests import machine as machine_facts
 from tests.launch import emulate
 
-pytest_plugins = ["tests.gate_engine", "tests.bench.options"]
+pytest_plugins = ["tests.gate_engine", "tests.sampling", "tests.bench.options"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -59,6 +59,7 @@ LOSSLESS: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("2.7")
 @pytest.mark.parametrize("options", LOSSLESS, ids=str)
 @pytest.mark.parametrize("pool", POOLS, ids=str)

@@ -57,6 +57,7 @@ CASES: tuple[tuple[dict[str, Any], Callable[[Case], Case]], ...] = (
 )
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("4.4")
 @pytest.mark.usefixtures("emulator")
 @pytest.mark.parametrize(("options", "change"), CASES, ids=lambda x: getattr(x, "__name__", str(x)))

@@ -29,6 +29,7 @@ def test_no_tokens(device: torch.device) -> None:
     assert all(buffer.gaps_intact() for buffer in case.outputs)
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("4.1")
 @pytest.mark.parametrize(("H", "HV"), ((2, 2), (1, 3), (3, 6), (1, 8)))
 def test_head_groups(H: int, HV: int, device: torch.device, evidence: Evidence) -> None:

@@ -80,6 +80,7 @@ def as_commit(case: Case, accepted: int) -> Commit:
     return Commit(**fields, accepted=torch.full_like(case.state_indices, accepted), targets=None)
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("5.23")
 @pytest.mark.parametrize("real", load_real_inputs(), ids=lambda real: real.name)
 def test_real_layer(real: RealInput, device: torch.device, evidence: Evidence) -> None:

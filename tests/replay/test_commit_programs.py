@@ -21,6 +21,7 @@ from tests.replay.test_programs import FACTS, planned
 VARIANTS = tuple(planned(fold_plan, **facts) for facts in FACTS)
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("5.27")
 @pytest.mark.parametrize("program", VARIANTS, ids=lambda program: program.label)
 def test_machine_code(program: Program, evidence: Evidence) -> None:
@@ -76,6 +77,7 @@ SANITIZED: tuple[tuple[sanitize.Sanitizer, int | None, bool, torch.dtype], ...] 
 )
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("5.27")
 @pytest.mark.parametrize(("sanitizer", "ctas", "moved", "pool"), SANITIZED, ids=str)
 def test_sanitizers(

@@ -75,6 +75,7 @@ SNAPSHOT_ULPS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 1024}
 SNAPSHOT_L2 = {torch.bfloat16: 5e-4, torch.float16: 1e-4, torch.float32: 1e-6}
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("5.25")
 @pytest.mark.parametrize("ctas", (None, 3))
 @pytest.mark.parametrize("pool", POOLS, ids=str)

@@ -254,6 +254,7 @@ def test_open_strides_of_single_elements(device: torch.device, evidence: Evidenc
     check_commit(case, evidence)
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("5.23")
 @pytest.mark.parametrize("ctas", SPLITS)
 @pytest.mark.parametrize(("H", "HV"), ((2, 2), (1, 3), (2, 8), (1, 8)))

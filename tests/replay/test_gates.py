@@ -71,6 +71,7 @@ def test_zero_keys_and_queries(device: torch.device, evidence: Evidence) -> None
     assert not case.o.view[3].any()
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("5.14")
 @pytest.mark.parametrize("real", load_real_inputs(), ids=lambda real: real.name)
 def test_real_layer(real: RealInput, device: torch.device, evidence: Evidence) -> None:

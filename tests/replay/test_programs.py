@@ -37,6 +37,7 @@ FACTS: tuple[dict[str, Any], ...] = (
 VARIANTS = tuple(planned(**facts) for facts in FACTS)
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("5.16")
 @pytest.mark.parametrize("program", VARIANTS, ids=lambda program: program.label)
 def test_machine_code(program: Program, evidence: Evidence) -> None:
@@ -84,6 +85,7 @@ def launched(ctas: int | None, monkeypatch: pytest.MonkeyPatch, **options: Any) 
     return program, tuple(args)
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("5.17")
 @pytest.mark.parametrize(("sanitizer", "ctas", "options"), SANITIZED, ids=str)
 def test_sanitizers(

@@ -29,6 +29,7 @@ VARIANTS = (
 CURSORS = cursors_plan()
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("5.35")
 @pytest.mark.parametrize("program", VARIANTS, ids=lambda program: program.label)
 def test_machine_code(program: Program, evidence: Evidence) -> None:
@@ -88,6 +89,7 @@ def with_folds() -> Server:
     return server
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("5.35")
 @pytest.mark.parametrize("ctas", (None, 3))
 @pytest.mark.parametrize("sanitizer", ("thread", "address", "undefined"))

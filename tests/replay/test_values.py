@@ -146,6 +146,7 @@ def test_open_strides_of_single_elements(device: torch.device, evidence: Evidenc
     check(case, evidence)
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("5.6")
 @pytest.mark.parametrize(("H", "HV"), ((2, 2), (1, 3), (2, 8), (1, 8)))
 def test_head_groups(H: int, HV: int, device: torch.device, evidence: Evidence) -> None:

@@ -29,6 +29,7 @@ def equal(first: Case, second: Case, evidence: Evidence) -> None:
         evidence.equal(f"bytes of {buffer} that differ", differing, 0)
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("3.37")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_bulk_stores_change_no_bit(
@@ -43,6 +44,7 @@ def test_bulk_stores_change_no_bit(
     equal(direct, bulk, evidence)
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("3.37")
 @pytest.mark.parametrize(("head_batch", "H", "HV"), ((2, 2, 4), (2, 1, 4), (4, 1, 4)))
 @pytest.mark.parametrize("in_bulk", (False, True), ids=("direct", "bulk"))

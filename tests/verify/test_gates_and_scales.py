@@ -15,6 +15,7 @@ from tests.verify.cases import Case, check, make, relative_l2
 pytestmark = pytest.mark.usefixtures("emulator")
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("3.10")
 @pytest.mark.parametrize("fuse_gating", (True, False))
 @pytest.mark.parametrize("gate", (torch.bfloat16, torch.float32), ids=str)

@@ -65,6 +65,7 @@ def test_bits_in_every_variant(options: dict[str, Any], device: torch.device, ev
         expect_equal_bits(case, evidence)
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("3.28")
 @pytest.mark.parametrize("real", load_real_inputs(), ids=lambda real: real.name)
 def test_bits_of_a_real_layer(real: RealInput, device: torch.device, evidence: Evidence) -> None:
@@ -110,6 +111,7 @@ MAPPINGS: tuple[dict[str, int], ...] = (
 )
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("3.30")
 @pytest.mark.parametrize("mapping", MAPPINGS, ids=str)
 def test_bits_of_other_thread_mappings(

@@ -56,6 +56,7 @@ REUSED: tuple[tuple[Callable[..., None], dict[str, Any]], ...] = (
 )
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("3.32")
 @pytest.mark.usefixtures("emulator")
 @pytest.mark.parametrize(("test", "arguments"), REUSED, ids=lambda x: getattr(x, "__name__", str(x)))

@@ -32,6 +32,7 @@ VARIANTS = (
 )
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("3.21")
 @pytest.mark.parametrize("config", VARIANTS, ids=lambda c: Program("chunk", c).label)
 def test_machine_code(config: Config, evidence: Evidence) -> None:
@@ -58,6 +59,7 @@ SANITIZED: tuple[tuple[sanitize.Sanitizer, dict[str, Any]], ...] = (
 )
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("3.20")
 @pytest.mark.parametrize(("sanitizer", "options"), SANITIZED, ids=str)
 def test_sanitizers(

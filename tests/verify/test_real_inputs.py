@@ -35,6 +35,7 @@ def as_case(real: RealInput, pool: torch.dtype, device: torch.device) -> Case:
     )
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("3.18")
 @pytest.mark.parametrize("pool", (torch.bfloat16, torch.float32), ids=str)
 @pytest.mark.parametrize("real", load_real_inputs(), ids=lambda real: real.name)

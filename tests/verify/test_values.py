@@ -150,6 +150,7 @@ def test_open_strides_of_single_elements(
     assert launched[0].data_ptr() == case.q.data_ptr()
 
 
+@pytest.mark.costly
 @pytest.mark.criterion("3.9")
 @pytest.mark.parametrize(("H", "HV"), ((2, 2), (2, 4), (1, 3), (2, 8), (1, 8)))
 def test_head_groups(H: int, HV: int, device: torch.device, evidence: Evidence) -> None:
