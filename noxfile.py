@@ -4,6 +4,7 @@
     nox -s tests                       the suite; of the costliest tests a sample, which another commit draws anew
     nox -s bench                       gate 7, and speed beside the peers (Hopper GPU)
     nox -s peers                       fetches what bench measures beside the kernels (network, no GPU)
+    nox -s precompile                  compiles for a GPU machine, into TileLang's disk cache (no GPU)
     nox -s lint | docs                 style and types | the rendered design and results
     nox -t gates                       all gates in order
     nox --no-venv -s ...               use the running interpreter's packages as they are
@@ -161,6 +162,12 @@ def bench(session: nox.Session) -> None:
 def peers(session: nox.Session) -> None:
     """The peers of the bench into .peers/, packed as well for a machine without network; `-- sglang` for only one."""
     run_python(session, "-m", "tests.bench.peers.fetch", *session.posargs)
+
+
+@in_env()
+def precompile(session: nox.Session) -> None:
+    """What the records name into TileLang's disk cache, to be copied to a GPU machine; `-- 2 5 bench` for some."""
+    run_python(session, "-m", "tests.precompile", *session.posargs)
 
 
 @in_env()
