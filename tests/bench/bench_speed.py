@@ -39,7 +39,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.mark.benchmark(timer=CLOCK)
 def test_speed(shape: Shape, impl: str, speed: Session, benchmark: Any) -> None:
     row = speed.row(shape, impl)
-    if is_ours(impl):
+    if is_ours(impl) and not row.note.startswith("not supported:"):
         assert row.checked, f"{impl} on {shape}: {row.note}"
     samples = speed.samples.get(row.key)
     if samples is None:
