@@ -1,4 +1,4 @@
-"""Sessions: one shared environment, one session per gate, the whole suite, lint and the site.
+"""Sessions: one shared environment, one session per gate, the suite, lint and the site.
 
     nox -s gate0 gate1 verify          the main job; add `-- --record` to write specs/results/
     nox -s tests                       the suite; of the costliest tests a sample, which another commit draws anew
@@ -18,7 +18,6 @@ import hashlib
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -83,15 +82,6 @@ def env(session: nox.Session) -> None:
     session.install(*packages, "--constraint", str(pins))
     session.install("--no-deps", *BARE_PACKAGES, "--constraint", str(pins))
     stamp.write_text(digest)
-
-
-def head() -> str:
-    """The commit that is checked out; "none" where there is no git checkout."""
-    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "none"
 
 
 def in_env(*tags: str):  # type: ignore[no-untyped-def]
@@ -173,7 +163,7 @@ def precompile(session: nox.Session) -> None:
 @in_env()
 def tests(session: nox.Session) -> None:
     """The suite of all gates; of tests that generate a program a case a sample, which another commit draws anew."""
-    run_pytest(session, "--sample", head())
+    run_pytest(session, "--sample")
 
 
 @in_env()

@@ -222,7 +222,7 @@ def is_worker(config: pytest.Config) -> bool:
 
 def covers_suite(config: pytest.Config) -> bool:
     """Whether this run collects every test: no path, or paths that hold the whole suite, and nothing left out."""
-    if any(config.getoption(name, None) for name in ("ignore", "ignore_glob", "lf")):
+    if any(config.getoption(name, None) for name in ("ignore", "ignore_glob", "lf", "sample")):
         return False
     if config.args_source == pytest.Config.ArgsSource.TESTPATHS:
         return True
@@ -251,7 +251,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if gate is not None and not any(gate_of(id_) == gate for id_ in criteria):
         raise pytest.UsageError(f"--gate {gate}: specs/gates/ lists no criterion of this gate")
     if gate is not None and not covers_suite(config):
-        raise pytest.UsageError(f"--gate {gate} runs every test of the gate: give it no path, --ignore or --lf")
+        raise pytest.UsageError(
+            f"--gate {gate} runs every test of the gate: give it no path, --ignore, --lf or --sample"
+        )
     config.pluginmanager.register(GateRun(config, criteria), "gate-run")
 
 

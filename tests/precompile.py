@@ -7,32 +7,30 @@ machine with a GPU, with the same TileLang, spares it minutes of compilation.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from tests.sources import RECORDS
+from tests.sources import RECORDS, recorded_labels
 
 BENCH = "bench"
 
 
-def named_by(records: Iterable[str], folder: Path = RECORDS) -> list[str]:
+def named_by(records: Sequence[str], folder: Path = RECORDS) -> list[str]:
     """Labels of the programs in the records of these gates (their numbers) or of the benchmark; if none is named, all.
 
     Raises FileNotFoundError for a name without a record.
     """
-    labels: set[str] = set()
-    for name in records or ("*",):
-        patterns = {"*": ("gate*.json", "bench.*.json"), BENCH: ("bench.*.json",)}.get(name, (f"gate{name}.*.json",))
-        files = [path for pattern in patterns for path in folder.glob(pattern)]
-        if not files:
+    if not records:
+        return sorted(recorded_labels(folder))
+    patterns = ["bench.*.json" if name == BENCH else f"gate{name}.*.json" for name in records]
+    for name, pattern in zip(records, patterns, strict=True):
+        if not any(folder.glob(pattern)):
             raise FileNotFoundError(f"{folder} has no record {name!r}: give numbers of gates, or {BENCH!r}")
-        labels |= {label for path in files for label in json.loads(path.read_text())["sources"]}
-    return sorted(labels)
+    return sorted(recorded_labels(folder, patterns))
 
 
 def compiled(label: str) -> str:
@@ -47,7 +45,7 @@ def compiled(label: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The number of programs that could not be compiled, at most 1, as exit status."""
+    """1 if a program could not be compiled, else 0."""
     from tqdm import tqdm
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -65,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         errors = [error for error in results if error]
     print(*errors, sep="\n", end="\n" if errors else "", file=sys.stderr)
     print(f"{len(labels) - len(errors)} of {len(labels)} programs are in TileLang's cache")
-    return min(len(errors), 1)
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ LOWERED = RECORDS / "lowered.json"
 INPUTS = ("kernels", "probes", "tests/emulator/programs", "tests/bench/traffic.py")
 
 
-def recorded_labels(folder: Path) -> set[str]:
-    files = [path for pattern in ("gate*.json", "bench.*.json") for path in folder.glob(pattern)]
+def recorded_labels(folder: Path, patterns: Sequence[str] = ("gate*.json", "bench.*.json")) -> set[str]:
+    files = [path for pattern in patterns for path in folder.glob(pattern)]
     return {label for path in files for label in json.loads(path.read_text())["sources"]}
 
 
