@@ -13,6 +13,7 @@ import pytest
 from tests import machine as machine_facts
 from tests.bench.check import is_ours
 from tests.bench.options import implementations
+from tests.bench.ours import is_for
 from tests.bench.problem import Shape
 from tests.bench.session import DeviceClock, Session
 from tests.bench.shapes import chosen
@@ -32,14 +33,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
     offered = implementations(metafunc.config)
-    cases = [(shape, i.name) for shape in shapes for i in offered if shape.op in i.ops]
+    cases = [(shape, i.name) for shape in shapes for i in offered if shape.op in i.ops and is_for(i, shape)]
     metafunc.parametrize(("shape", "impl"), cases, ids=[f"{shape} {impl}" for shape, impl in cases])
 
 
 @pytest.mark.benchmark(timer=CLOCK)
 def test_speed(shape: Shape, impl: str, speed: Session, benchmark: Any) -> None:
     row = speed.row(shape, impl)
-    if is_ours(impl) and not row.note.startswith("not supported:"):
+    if is_ours(impl):
         assert row.checked, f"{impl} on {shape}: {row.note}"
     samples = speed.samples.get(row.key)
     if samples is None:

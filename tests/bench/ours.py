@@ -18,7 +18,7 @@ from kernels.decode import (
 from kernels.prepass import fused_recurrent_gdr_verify_prepass
 from kernels.verify import fused_recurrent_gdr_verify_fwd, fused_recurrent_gdr_verify_gated_fwd
 from tests.bench.implementation import Bound, Eager, Implementation, Unsupported, refuse_unless
-from tests.bench.problem import FULL_HISTORY, RING, RING_OPS, Problem
+from tests.bench.problem import FULL_HISTORY, RING, RING_OPS, Problem, Shape
 
 
 class Ours:
@@ -49,7 +49,7 @@ class Verify(Ours):
 
     def bind(self, problem: Problem) -> Bound:
         p, shape = problem, problem.shape
-        if shape.HV // shape.H % self.head_batch:
+        if not is_for(self, shape):
             raise Unsupported(f"HV / H is {shape.HV // shape.H}, supported: multiples of {self.head_batch}")
         if self.snapshots:
             states, rows = p.snapshots, p.rows
@@ -154,6 +154,12 @@ class Ring(Ours):
             return {"o": p.o.unflatten(0, (shape.N, shape.T)), "final": p.states_of_way_0()}
 
         return Bound(launch, outputs, reset, Eager(call, "`kernels.replay.ring.verify`, o given"))
+
+
+def is_for(implementation: Implementation, shape: Shape) -> bool:
+    """False for an option of ours that has no meaning for these heads. Anything else ours has to take."""
+    batch = implementation.head_batch if isinstance(implementation, Verify) else 1
+    return shape.HV // shape.H % batch == 0
 
 
 class BehindPrepass(Ours):

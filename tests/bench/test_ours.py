@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.bench import check
 from tests.bench.implementation import Unsupported
-from tests.bench.ours import ours
+from tests.bench.ours import is_for, ours
 from tests.bench.problem import Problem, Shape
 from tests.gate_engine import Evidence
 
@@ -93,3 +93,13 @@ def test_shapes_outside_our_decode_are_refused(shape: Shape, reason: str) -> Non
     for implementation in (i for i in ours() if shape.op in i.ops):
         with pytest.raises(Unsupported, match=reason):
             implementation.bind(problem)
+
+
+def test_only_an_option_may_not_be_for_a_shape() -> None:
+    """Three value heads a key head cannot be paired. What else is ours has to take every shape of its ops."""
+    shape = Shape("verify-snapshots", N=1, T=2, H=1, HV=3)
+    (pairs,) = (implementation for implementation in ours() if not is_for(implementation, shape))
+    assert pairs.name == "kernels/verify-chunk-two-heads"
+    with pytest.raises(Unsupported, match="multiples of 2"):
+        pairs.bind(Problem(shape, CPU, l2_bytes=1))
+    assert all(is_for(implementation, Shape("decode", N=1, T=1, H=2, HV=4)) for implementation in ours())
