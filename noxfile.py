@@ -3,6 +3,7 @@
     nox -s gate0 gate1 verify          the main job; add `-- --record` to write specs/results/
     nox -s tests                       the suite; of the costliest tests a sample, which another commit draws anew
     nox -s bench                       gate 7, and speed beside the peers (Hopper GPU)
+    nox -s frameworks                  fetches the frameworks that gate 6 runs against (network; gate 6 and the suite do it too)
     nox -s peers                       fetches what bench measures beside the kernels (network, no GPU)
     nox -s precompile                  compiles for a GPU machine, into TileLang's disk cache (no GPU)
     nox -s lint | docs                 style and types | the rendered design and results
@@ -84,9 +85,9 @@ def env(session: nox.Session) -> None:
     stamp.write_text(digest)
 
 
-def in_env(*tags: str):  # type: ignore[no-untyped-def]
-    """A session that runs in the shared environment."""
-    return nox.session(venv_backend="none", requires=["env"], tags=list(tags))
+def in_env(*tags: str, requires: str = "env"):  # type: ignore[no-untyped-def]
+    """A session that runs in the shared environment, behind the session that it requires."""
+    return nox.session(venv_backend="none", requires=[requires], tags=list(tags))
 
 
 def run_python(session: nox.Session, *args: str, success_codes: Sequence[int] = (0,)) -> None:
@@ -137,6 +138,12 @@ def replay(session: nox.Session) -> None:
     run_pytest(session, "--gate", "5")
 
 
+@in_env("gates", requires="frameworks")
+def integration(session: nox.Session) -> None:
+    """Gate 6: SGLang, transformers and vLLM as released call the kernels through the adapters."""
+    run_pytest(session, "--gate", "6")
+
+
 @in_env("gates")
 def bench(session: nox.Session) -> None:
     """Gate 7, then kernels, peers and ceilings side by side (Hopper GPU; options: tests/bench/options.py)."""
@@ -146,6 +153,12 @@ def bench(session: nox.Session) -> None:
         session, "-m", "pytest", "--speed", "--benchmark-columns=median,iqr,min,rounds", "--benchmark-sort=mean",
         "-q", "-rs", *files, *session.posargs, success_codes=[0, NO_TESTS_RAN],
     )  # fmt: skip
+
+
+@in_env()
+def frameworks(session: nox.Session) -> None:
+    """SGLang's and vLLM's released Python files, and older transformers, into .frameworks/."""
+    run_python(session, "-m", "tests.integration.frameworks", *session.posargs)
 
 
 @in_env()
@@ -160,7 +173,7 @@ def precompile(session: nox.Session) -> None:
     run_python(session, "-m", "tests.precompile", *session.posargs)
 
 
-@in_env()
+@in_env(requires="frameworks")
 def tests(session: nox.Session) -> None:
     """The suite of all gates; of tests that generate a program a case a sample, which another commit draws anew."""
     run_pytest(session, "--sample")
