@@ -3,7 +3,7 @@
     nox -s gate0 gate1 verify          the main job; add `-- --record` to write specs/results/
     nox -s tests                       the suite; of the costliest tests a sample, which another commit draws anew
     nox -s bench                       gate 7, and speed beside the peers (Hopper GPU)
-    nox -s frameworks                  fetches the frameworks that gate 6 runs against (network; gate 6 and the suite do it too)
+    nox -s frameworks                  fetches what gate 6 runs against (network; gate 6 and the suite do it first)
     nox -s peers                       fetches what bench measures beside the kernels (network, no GPU)
     nox -s precompile                  compiles for a GPU machine, into TileLang's disk cache (no GPU)
     nox -s lint | docs                 style and types | the rendered design and results

@@ -4,6 +4,9 @@
 below it, where the caller owns every buffer.
 """
 
+from typing import Any
+
+from kernels.verify import hidden
 from kernels.verify.api import (
     fused_recurrent_gdr_verify_fwd,
     fused_recurrent_gdr_verify_gated_fwd,
@@ -17,3 +20,7 @@ __all__ = [
     "gdn_sigmoid_gate",
     "recurrent_gated_delta_rule_verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return hidden.attribute(name)

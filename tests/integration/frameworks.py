@@ -30,7 +30,7 @@ KEPT = (".py", ".json")
 class Framework:
     package: str
     version: str
-    whole: bool = False  # keeps the wheel too
+    whole: bool = False  # keeps the wheel too, for the running interpreter
 
     @property
     def name(self) -> str:
@@ -44,7 +44,10 @@ FRAMEWORKS = {
         Framework("vllm", "0.33.0"),
         Framework("transformers", "5.17.0"),
         Framework("transformers", "5.19.0"),
-        Framework("kernels", "0.14.1", whole=True),
+        Framework("kernels", "0.14.1", whole=True),  # SGLang 0.5.23 asks for this one
+        Framework("kernels-data", "0.16.2", whole=True),  # which needs it
+        Framework("kernels", "0.18.3", whole=True),  # transformers 5.24 asks for it; has a module kernels/verify.py
+        Framework("kernels", "0.19.1", whole=True),  # the newest
     )
 }
 
@@ -72,7 +75,8 @@ def fetch(framework: Framework) -> None:
     place = FOLDER / framework.name
     if (place / STAMP).exists():
         return
-    source = download(framework.package, framework.version)
+    python = {"python": ".".join(map(str, sys.version_info[:2]))} if framework.whole else {}
+    source = download(framework.package, framework.version, **python)
     unfinished = FOLDER / f"{framework.name}.new"
     shutil.rmtree(unfinished, ignore_errors=True)
     shutil.rmtree(place, ignore_errors=True)
