@@ -67,8 +67,8 @@ def make(
     nobody = torch.ones(NT, dtype=torch.bool)
     for n in set(range(N)) - set(padded):
         nobody[starts[n] : starts[n + 1]] = False
-    for name in rows:
-        arguments[name].view(NT, -1)[nobody] = float("nan")
+    for name, shape in rows.items():
+        arguments[name].view(shape[-3:] if len(shape) == 4 else shape)[nobody] = float("nan")
     arguments |= {
         "A_log": torch.rand(HV).mul_(2).log_(),
         "dt_bias": torch.randn(HV).to(torch.bfloat16),
