@@ -66,7 +66,9 @@ def paged_update(
         TypeError, ValueError, NotImplementedError: this cannot be served. Nothing was launched or written.
     """
     if is_kda or not inplace_final_state or (beta, threshold) != SOFTPLUS:
-        raise NotImplementedError("only the gated delta rule in place, with softplus beta 1 and threshold 20, is served")
+        raise NotImplementedError(
+            "only the gated delta rule in place, with softplus beta 1 and threshold 20, is served"
+        )
     if initial_state is None or cu_seqlens is None or ssm_state_indices is None:
         raise NotImplementedError("only packed requests with a paged pool are served")
     N = cu_seqlens.shape[0] - 1
