@@ -179,7 +179,7 @@ def first_slot_always_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged, "first_columns", lambda accepted, T: torch.zeros_like(accepted).long()[:, None])
 
 
-def columns_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def first_state_overwritten_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first state is overwritten while later columns are still to be computed from it."""
     commit = paged.commit
     calls: list[Any] = []
@@ -194,7 +194,7 @@ def columns_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def one_token_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = paged.commit
+    commit: Any = paged.commit
 
     def wrong(*arguments: Any, **options: Any) -> None:
         commit(*arguments[:-1], arguments[-1] - 1, **options)
@@ -207,7 +207,7 @@ WRONG: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     null_block_written,
     first_slot_at_accepted,
     first_slot_always_zero,
-    columns_in_order,
+    first_state_overwritten_early,
     one_token_short,
 )
 
