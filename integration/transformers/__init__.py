@@ -65,7 +65,8 @@ def patch() -> Patched:
 
     Not meant to run while another thread is inside a forward pass: that one may see both functions.
 
-    Raises Shadowed (an ImportError) if `kernels` is another distribution's package, ImportError for another transformers.
+    Raises Shadowed (an ImportError) if `kernels` is another distribution's package, ImportError for a transformers
+    without these functions.
     """
     global _depth
     environment.check()
@@ -147,10 +148,10 @@ def served(stock: Callable[..., Any], name: str) -> Callable[..., Any]:
         if query.shape[1] > LONGEST:
             return run_stock(f"more than {LONGEST} tokens, which a recurrent kernel takes one by one")
         # A convolution leaves the channels strided for more than one token; the kernels want them side by side.
-        tokens = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
         try:
             result = recurrent_gated_delta_rule(
-                *tokens, g.float(), beta.float(), initial_state=initial_state, output_final_state=output_final_state,
+                q, k, v, g.float(), beta.float(), initial_state=initial_state, output_final_state=output_final_state,
                 use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
             )  # fmt: skip
         except (TypeError, ValueError) as error:

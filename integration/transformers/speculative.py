@@ -1,7 +1,7 @@
 """Greedy speculative decoding of a model with Gated DeltaNet layers: verify a block, commit what was accepted.
 
 A block is one forward pass: the tokens of every Gated DeltaNet layer go through `kernels.verify`, which leaves the pool
-of states as it is and keeps the state after each of them; the one after the last accepted token is copied into the pool.
+of states as it is and keeps the state after each of them; the one after the last accepted token goes into the pool.
 The convolution's states and the keys and values of full attention are cut back to the same token.
 """
 
@@ -130,7 +130,7 @@ def generate(
             drafts = list(drafter([*prompt, *result.tokens], block - 1))
             if len(drafts) != block - 1:
                 raise ValueError(f"the drafter gave {len(drafts)} tokens, must give {block - 1}")
-            with verifying(verifier):
+            with Verifying(verifier):
                 best = forward([result.tokens[-1], *drafts])
             accepted = 0
             while accepted < len(drafts) and drafts[accepted] == best[accepted]:
@@ -156,7 +156,7 @@ def rewind(cache: Any, linear: Sequence[int], tokens: int) -> None:
             layer.crop(-tokens)
 
 
-class verifying:  # noqa: N801
+class Verifying:
     """While it is entered, the chunked function of every model is the verifier."""
 
     def __init__(self, verifier: Verifier) -> None:

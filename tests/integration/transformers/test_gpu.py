@@ -10,9 +10,9 @@ from tests.integration.transformers import cases
 
 pytest.importorskip("transformers")
 
-from integration.transformers import speculative  # noqa: E402
-from tests.integration.transformers.test_patch import check_tokens  # noqa: E402
-from tests.integration.transformers.test_speculative import TOKENS, drafter, greedy_and_prompt  # noqa: E402
+from integration.transformers import speculative
+from tests.integration.transformers.test_patch import check_tokens
+from tests.integration.transformers.test_speculative import TOKENS, drafter, greedy_and_prompt
 
 pytestmark = [pytest.mark.sm90, pytest.mark.usefixtures("free_memory")]
 

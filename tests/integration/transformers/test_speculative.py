@@ -13,7 +13,7 @@ from tests.integration.transformers import cases
 
 pytest.importorskip("transformers")
 
-from integration.transformers import speculative  # noqa: E402
+from integration.transformers import speculative
 
 TOKENS = 60
 
@@ -87,7 +87,8 @@ def test_wrong_rejections_are_seen(mistake: str, evidence: Evidence, monkeypatch
 @pytest.mark.criterion("6.13")
 def test_arguments_are_checked() -> None:
     model = cases.make("qwen3_next")
-    for options in ({"block": 1}, {"max_new_tokens": 0}):
+    wrong: tuple[dict[str, Any], ...] = ({"block": 1}, {"max_new_tokens": 0})
+    for options in wrong:
         with pytest.raises(ValueError, match="must be at least"):
             speculative.generate(model, [1, 2], lambda tokens, count: [1] * count, **options)
     with pytest.raises(ValueError, match="the drafter gave 1"):
