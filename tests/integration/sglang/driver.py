@@ -31,6 +31,10 @@ def bits(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous().view(torch.int16)
 
 
+def place(x: torch.Tensor) -> tuple[Any, ...]:
+    return x.data_ptr(), x.dtype, tuple(x.shape), x.stride()
+
+
 def calls(dispatcher: Any, wrong: str) -> dict[str, Any]:
     """A verify and a packed decode with the tensors of GDNAttnBackend: strided views of one row, padding, duplicates."""
     row = 2 * H * K + HV * V
@@ -53,13 +57,20 @@ def calls(dispatcher: Any, wrong: str) -> dict[str, Any]:
     )  # fmt: skip
     given = (b, a) if wrong == "gates" else (a, b)
     slots = indices.roll(1) if wrong == "slot" else indices
+    module: Any = importlib.import_module("integration.sglang.kernel")
+    seen: list[Any] = []
+    public = module.recurrent_gated_delta_rule_verify
+    module.recurrent_gated_delta_rule_verify = lambda *args, **named: seen.extend(args) or public(*args, **named)
     out = dispatcher.target_verify(
         A_log=A_log, dt_bias=bias, q=q, k=k, v=v, a=given[0], b=given[1], ssm_states=pool, cache_indices=slots,
         query_start_loc=starts, intermediate_states_buffer=buffer, intermediate_state_indices=rows, cache_steps=T,
         retrieve_parent_token=None, stable_rows=False,
     )  # fmt: skip
+    passed = (A_log, given[0], bias, q, k, v, given[1], pool, slots, starts, buffer, rows)
+    moved = sum(place(x) != place(y) for x, y in zip(seen, passed, strict=True))
     live = [0, 2, 3]
     result = {
+        "moved": moved,
         "verify": relative(out[0].nan_to_num(9.0), want),
         "states": relative(buffer[live].nan_to_num(9.0), states[live]),
         "padded": int((out[0, T : 2 * T] != 0).sum()),
@@ -70,7 +81,8 @@ def calls(dispatcher: Any, wrong: str) -> dict[str, Any]:
     one = torch.tensor([3, -1, 2, 5], dtype=torch.int32)
     tokens = mixed[::T].contiguous()
     want, state = torch.zeros(N, HV, V, dtype=torch.float64), pool.double()
-    parts = [x.reshape(N, -1, d).double() for x, d in zip(tokens.split([H * K, H * K, HV * V], -1), (K, K, V), strict=True)]
+    split = tokens.split([H * K, H * K, HV * V], -1)
+    parts = [x.reshape(N, -1, size).double() for x, size in zip(split, (K, K, V), strict=True)]
     verify_gated_fwd(
         *parts, a[::T].double(), b[::T].double(), A_log.double(), bias.double(), state, one,
         torch.arange(N + 1, dtype=torch.int32), want, dtype=torch.float64, commit=True,
@@ -95,7 +107,7 @@ def fallbacks(dispatcher: Any) -> int:
         setattr(triton, name, lambda self, *args, name=name, **named: reached.append(name))
     x = torch.zeros(1, 2, H, K, dtype=torch.float16)
     gate, index, pool = torch.zeros(2, HV), torch.zeros(2, dtype=torch.int32), torch.zeros(SLOTS, HV, V, K)
-    common = {"ssm_states": pool, "cache_indices": index, "query_start_loc": torch.arange(3, dtype=torch.int32)}
+    common = {"ssm_states": pool, "cache_indices": index.long(), "query_start_loc": torch.arange(3, dtype=torch.int32)}
     steps = {"intermediate_states_buffer": pool[:, None], "intermediate_state_indices": index, "cache_steps": 1}
     given = (gate[0], gate[0], x, x, torch.zeros(1, 2, HV, V), gate, gate)
     for _ in range(2):

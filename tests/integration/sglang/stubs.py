@@ -7,6 +7,7 @@ packages, Triton above all, stay real where they are. Only for a process of its 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -42,6 +43,10 @@ class _Anything(metaclass=_Meta):
     def __init_subclass__(cls, **named: Any) -> None:
         pass
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *given: Any) -> Any:
+        return {"type": "any"}
+
     def __call__(self, function: Any = None, *args: Any, **named: Any) -> Any:
         return function
 
@@ -73,6 +78,7 @@ REAL: dict[tuple[str, str], Any] = {
     ("msgspec", "Struct"): _Struct,
     ("msgspec", "field"): _field,
     ("dill", "dumps"): lambda value: b"",
+    ("triton", "runtime"): None,  # SGLang takes the error for "no device" and says cpu
 }
 
 
@@ -104,7 +110,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def asked_for(self) -> bool:
         frame: types.FrameType | None = sys._getframe(2)
-        while frame and ("importlib" in frame.f_code.co_filename or frame.f_code.co_name in ("find_spec", "_find_spec")):
+        while frame and (
+            "importlib" in frame.f_code.co_filename or frame.f_code.co_name in ("find_spec", "_find_spec")
+        ):
             frame = frame.f_back
         return bool(frame) and frame.f_globals.get("__name__", "").partition(".")[0] in self.tops  # type: ignore[union-attr]
 
@@ -120,6 +128,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def importable() -> None:
     """Make `import sglang` find the wheel's files. Raises frameworks.Absent."""
     place = frameworks.folder("sglang-0.5.23")
+    importlib.import_module("torch._inductor.compile_fx")  # before it can take a stand-in for Triton
     sys.path.insert(1, str(place))
     sys.meta_path.append(_Finder())
     # The wheel's C++ sources are not unpacked, and these paths are all that is wanted of them.
