@@ -36,7 +36,7 @@ def place(x: torch.Tensor) -> tuple[Any, ...]:
 
 
 def calls(dispatcher: Any, wrong: str) -> dict[str, Any]:
-    """A verify and a packed decode with the tensors of GDNAttnBackend: strided views of one row, padding, duplicates."""
+    """A verify and a packed decode with tensors as GDNAttnBackend has them: views of one row, padding, duplicates."""
     row = 2 * H * K + HV * V
     mixed = torch.randn(N * T, row).bfloat16()
     q, k, v = torch.split(mixed, [H * K, H * K, HV * V], dim=-1)
@@ -60,7 +60,12 @@ def calls(dispatcher: Any, wrong: str) -> dict[str, Any]:
     module: Any = importlib.import_module("integration.sglang.kernel")
     seen: list[Any] = []
     public = module.recurrent_gated_delta_rule_verify
-    module.recurrent_gated_delta_rule_verify = lambda *args, **named: seen.extend(args) or public(*args, **named)
+
+    def recorded(*args: Any, **named: Any) -> Any:
+        seen.extend(args)
+        return public(*args, **named)
+
+    module.recurrent_gated_delta_rule_verify = recorded
     out = dispatcher.target_verify(
         A_log=A_log, dt_bias=bias, q=q, k=k, v=v, a=given[0], b=given[1], ssm_states=pool, cache_indices=slots,
         query_start_loc=starts, intermediate_states_buffer=buffer, intermediate_state_indices=rows, cache_steps=T,
@@ -82,9 +87,9 @@ def calls(dispatcher: Any, wrong: str) -> dict[str, Any]:
     tokens = mixed[::T].contiguous()
     want, state = torch.zeros(N, HV, V, dtype=torch.float64), pool.double()
     split = tokens.split([H * K, H * K, HV * V], -1)
-    parts = [x.reshape(N, -1, size).double() for x, size in zip(split, (K, K, V), strict=True)]
+    q, k, v = [x.reshape(N, -1, size).double() for x, size in zip(split, (K, K, V), strict=True)]
     verify_gated_fwd(
-        *parts, a[::T].double(), b[::T].double(), A_log.double(), bias.double(), state, one,
+        q, k, v, a[::T].double(), b[::T].double(), A_log.double(), bias.double(), state, one,
         torch.arange(N + 1, dtype=torch.int32), want, dtype=torch.float64, commit=True,
     )  # fmt: skip
     out = dispatcher.packed_decode(
@@ -107,8 +112,16 @@ def fallbacks(dispatcher: Any) -> int:
         setattr(triton, name, lambda self, *args, name=name, **named: reached.append(name))
     x = torch.zeros(1, 2, H, K, dtype=torch.float16)
     gate, index, pool = torch.zeros(2, HV), torch.zeros(2, dtype=torch.int32), torch.zeros(SLOTS, HV, V, K)
-    common = {"ssm_states": pool, "cache_indices": index.long(), "query_start_loc": torch.arange(3, dtype=torch.int32)}
-    steps = {"intermediate_states_buffer": pool[:, None], "intermediate_state_indices": index, "cache_steps": 1}
+    common: dict[str, Any] = {
+        "ssm_states": pool,
+        "cache_indices": index.long(),
+        "query_start_loc": torch.arange(3, dtype=torch.int32),
+    }
+    steps: dict[str, Any] = {
+        "intermediate_states_buffer": pool[:, None],
+        "intermediate_state_indices": index,
+        "cache_steps": 1,
+    }
     given = (gate[0], gate[0], x, x, torch.zeros(1, 2, HV, V), gate, gate)
     for _ in range(2):
         dispatcher.decode_kernel.decode(*given[2:], A_log=gate[0], dt_bias=gate[0], **common)
@@ -136,7 +149,7 @@ def main(choice: str, folder: str, wrong: str) -> None:
         os.environ["HOPPER_GDN_SGLANG"] = "1"
     importlib.import_module("sglang.srt.plugins").load_plugins()
     backend = importlib.import_module("sglang.srt.layers.attention.linear.gdn_backend")
-    context = importlib.import_module("sglang.srt.runtime_context")
+    context: Any = importlib.import_module("sglang.srt.runtime_context")
     mamba = types.SimpleNamespace(linear_attn_decode_backend="hopper_gdn", linear_attn_backend="triton")
     context.get_exec = lambda: types.SimpleNamespace(mamba=mamba)
     kind = backend.LinearAttnKernelBackend

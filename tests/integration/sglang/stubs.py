@@ -6,10 +6,13 @@ packages, Triton above all, stay real where they are. Only for a process of its 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
+import inspect
 import sys
 import types
 import unittest.mock
@@ -60,11 +63,10 @@ class _Struct:
     """msgspec.Struct as far as SGLang needs it to be real."""
 
     def __init_subclass__(cls, frozen: bool = False, kw_only: bool = False, **named: Any) -> None:
-        for name in cls.__dict__.get("__annotations__", {}):
+        for name in inspect.get_annotations(cls):
             default = cls.__dict__.get(name)
             if isinstance(default, (list, dict, set)):
-                factory = dataclasses.field(default_factory=lambda default=default: type(default)(default))
-                setattr(cls, name, factory)
+                setattr(cls, name, dataclasses.field(default_factory=functools.partial(copy.copy, default)))
         dataclasses.dataclass(kw_only=kw_only, unsafe_hash=frozen)(cls)
         cls.__struct_fields__ = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[attr-defined, arg-type]
 
