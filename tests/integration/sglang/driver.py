@@ -56,7 +56,7 @@ def calls(dispatcher: Any, wrong: str) -> dict[str, Any]:
         pool.double(), indices, starts, want, states, rows[:N], dtype=torch.float64, commit=False,
     )  # fmt: skip
     given = (b, a) if wrong == "gates" else (a, b)
-    slots = indices.roll(1) if wrong == "slot" else indices
+    slots = indices[[2, 1, 3, 0]] if wrong == "slot" else indices  # a live one in every place that has a live one
     module: Any = importlib.import_module("integration.sglang.kernel")
     seen: list[Any] = []
     public = module.recurrent_gated_delta_rule_verify
