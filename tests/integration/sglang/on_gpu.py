@@ -9,7 +9,6 @@ import importlib
 import itertools
 import json
 import os
-import sys
 from typing import Any
 
 import torch
@@ -147,4 +146,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
