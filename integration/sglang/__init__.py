@@ -2,7 +2,8 @@
 
 SGLang loads the entry point `hopper_gdn` of the group `sglang.srt.plugins` in every one of its processes and calls
 `register`. That changes nothing yet: each GDN backend, when it is built, asks whether the kernels were chosen, by
-`--linear-attn-decode-backend hopper_gdn` or by the environment variable HOPPER_GDN_SGLANG=1.
+`--linear-attn-decode-backend hopper_gdn` or by the environment variable HOPPER_GDN_SGLANG=1. With
+HOPPER_GDN_SGLANG=replay they are chosen too, and verify keeps tokens instead of states (`integration.sglang.tape`).
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ _logger = logging.getLogger("hopper_gdn")
 
 
 def register() -> None:
-    """Add the choice `hopper_gdn` and hook the dispatcher of GDN kernels.
+    """Add the choice `hopper_gdn` and hook the dispatcher of GDN kernels; for replay also the pool and the commit.
 
     Raises:
         environment.Shadowed: `kernels` is another distribution's package; the message says what to do.
+        ValueError: HOPPER_GDN_SGLANG has a value without a meaning.
         ImportError: SGLang is not installed.
     """
     environment.check()
@@ -34,6 +36,8 @@ def register() -> None:
     if CHOICE not in choices.LINEAR_ATTN_KERNEL_BACKEND_CHOICES:
         choices.add_linear_attn_kernel_backend_choices([CHOICE])
     hooks.HookRegistry.register(DISPATCHER, build_dispatcher, hooks.HookType.AROUND)
+    if variable() == "replay":
+        importlib.import_module("integration.sglang.tape").install()
 
 
 def by_flag() -> bool:
@@ -42,12 +46,12 @@ def by_flag() -> bool:
     return CHOICE in (mamba.linear_attn_decode_backend, mamba.linear_attn_backend)
 
 
-def by_variable() -> bool:
-    """Whether the environment variable asks for the kernels. Raises ValueError for a value without a meaning."""
-    value = os.environ.get(VARIABLE, "")
-    if value not in ("", "0", "1"):
-        raise ValueError(f"{VARIABLE} is {value!r}, must be 0 or 1")
-    return value == "1"
+def variable() -> str:
+    """What HOPPER_GDN_SGLANG says: "0", "1" or "replay". Raises ValueError for anything else."""
+    value = os.environ.get(VARIABLE, "") or "0"
+    if value not in ("0", "1", "replay"):
+        raise ValueError(f"{VARIABLE} is {value!r}, must be 0, 1 or replay")
+    return value
 
 
 def build_dispatcher(
@@ -55,7 +59,7 @@ def build_dispatcher(
 ) -> None:
     """Around GDNKernelDispatcher.__init__: build the stock one, then put our kernel where it serves."""
     flag = decode_backend.is_custom() and by_flag()
-    if not flag and not by_variable():
+    if not flag and variable() == "0":
         original(dispatcher, decode_backend, prefill_backend, verify_backend)
         return
     if flag:  # the stock dispatcher validates what remains, and does not know CUSTOM

@@ -9,6 +9,7 @@ from typing import Any
 from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
 from torch import Tensor
 
+from integration.sglang import tape
 from kernels.decode.api import packed_recurrent_gated_delta_rule_decode, recurrent_gated_delta_rule_decode
 from kernels.verify.api import recurrent_gated_delta_rule_verify
 
@@ -66,13 +67,18 @@ class HopperGDNKernel(TritonGDNKernel):
     def target_verify(
         self, A_log: Tensor, dt_bias: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, **given: Any
     ) -> Tensor:
-        """q, k: [1, N T, H, K]; v: [1, N T, HV, V]; a, b: [N T, HV] -> like v. Every step's state is kept."""
-        starts = given["query_start_loc"]
+        """q, k: [1, N T, H, K]; v: [1, N T, HV, V]; a, b: [N T, HV] -> like v. Every step's state is kept.
+
+        Where the pool has a tape in place of snapshots, the tokens are kept.
+        """
+        starts, kept = given["query_start_loc"], given["intermediate_states_buffer"]
+        if isinstance(kept, tape.Layer):
+            return kept.verify(A_log, dt_bias, q, k, v, a, b, **given)
         try:
             return recurrent_gated_delta_rule_verify(
                 A_log, a, dt_bias, q, k, v, b, given["ssm_states"],
                 given["cache_indices"][: starts.shape[0] - 1],  # SGLang's may be longer than the batch
-                starts, given["intermediate_states_buffer"], given["intermediate_state_indices"],
+                starts, kept, given["intermediate_state_indices"],
                 cache_steps=given["cache_steps"], retrieve_parent_token=given.get("retrieve_parent_token"),
             )  # fmt: skip
         except REFUSALS as reason:

@@ -133,7 +133,8 @@ def fallbacks(dispatcher: Any) -> int:
     return len(reached)
 
 
-def main(choice: str, folder: str, wrong: str) -> None:
+def announce(folder: str) -> list[str]:
+    """Put the entry point on the path, and return the list that our log lines go to."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -144,6 +145,11 @@ def main(choice: str, folder: str, wrong: str) -> None:
     (info / "entry_points.txt").write_text(ENTRY)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hopper-gdn-test\nVersion: 1\n")
     sys.path.append(folder)
+    return lines
+
+
+def main(choice: str, folder: str, wrong: str) -> None:
+    lines = announce(folder)
     stubs.importable()
     if choice == "variable":
         os.environ["HOPPER_GDN_SGLANG"] = "1"
