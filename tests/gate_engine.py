@@ -35,8 +35,16 @@ class Evidence:
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
 
-    def _check(self, name: str, value: Any, relation: str, limit: Any, unit: str) -> None:
+    def _keep(self, name: str, value: Any, relation: str | None, limit: Any, unit: str) -> None:
+        for x in (value, limit):
+            try:
+                json.dumps(x)
+            except TypeError as error:  # here, in the test: workers and records would fail far from it
+                raise TypeError(f"evidence {name!r} is a {type(x).__name__}, must fit JSON; give it as text") from error
         self.items.append({"name": name, "value": value, "limit": limit, "unit": unit, "relation": relation})
+
+    def _check(self, name: str, value: Any, relation: str, limit: Any, unit: str) -> None:
+        self._keep(name, value, relation, limit, unit)
         assert RELATIONS[relation](value, limit), f"{name} = {value}{unit and f' {unit}'}, required {relation} {limit}"
 
     def at_most(self, name: str, value: float, limit: float, unit: str = "") -> None:
@@ -49,7 +57,7 @@ class Evidence:
         self._check(name, value, "==", expected, unit)
 
     def note(self, name: str, value: Any, unit: str = "") -> None:
-        self.items.append({"name": name, "value": value, "limit": None, "unit": unit, "relation": None})
+        self._keep(name, value, None, None, unit)
 
 
 def worse(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

@@ -91,6 +91,13 @@ def test_what_was_not_reached_is_not_a_pass(project: Project, args: tuple[str, .
     assert project.verdicts() == criteria
 
 
+def test_evidence_that_no_record_could_hold_fails_its_test() -> None:
+    evidence = gate_engine.Evidence()
+    with pytest.raises(TypeError, match="'what' is a object, must fit JSON"):
+        evidence.note("what", object())
+    assert evidence.items == []
+
+
 @pytest.mark.parametrize("broken", ["import no_such_module", "def test_x(): pytest.exit('stop')"])
 def test_a_session_cut_short_leaves_no_outcome(project: Project, broken: str) -> None:
     project.tests(broken if "import" in broken else f"@proves()\n{broken}", "test_another")

@@ -144,13 +144,13 @@ def test_functions_equal_stock(name: str, repeated: bool, dtype: torch.dtype, ev
                     got = getattr(cases.module(name), function)(q, k, *others, output_final_state=final, **calls)
                     assert any(f"{function} runs kernels" in line for line in adapter._said)
                 limit = 1e-5 if dtype is torch.float32 else ROUNDING[dtype]
-                evidence.equal("dtype and shape of o", (got[0].dtype, got[0].shape), (want[0].dtype, want[0].shape))
+                assert got[0].dtype is want[0].dtype and got[0].shape == want[0].shape
                 evidence.at_most(f"o in {dtype}, relative L2", error(got[0], want[0]), limit)
                 if final:
                     assert got[1].dtype is torch.float32
                     evidence.at_most("final state, relative L2", error(got[1], want[1]), 1e-5)
                 else:
-                    evidence.equal("final state that nobody asked for", got[1], None)
+                    evidence.equal("final states that nobody asked for", int(got[1] is not None), 0)
             if initial is not None and state_before is not None:
                 evidence.equal("initial state unchanged", torch.equal(initial, state_before), True)
 
