@@ -127,6 +127,60 @@ def verify_gated_fwd(
     )
 
 
+def verify_paged_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    ssm_states: Tensor,
+    slots: Tensor,
+    accepted: Tensor,
+    cu_seqlens: Tensor,
+    o: Tensor,
+    *,
+    lowest_slot: int = 0,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = True,
+    allow_neg_eigval: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """`verify_gated_fwd` with the state after token t in ssm_states[slots[n, t]]; slots int32 [N, D].
+
+    The first state is in column accepted[n] - 1, which is brought into 0 .. D - 1. Slots below `lowest_slot` are none.
+    All reads precede all writes.
+    """
+    N, D = slots.shape
+    slots = torch.where((slots < lowest_slot) | (slots >= len(ssm_states)), -1, slots)
+    first = (accepted.long() - 1).clamp(0, D - 1)
+    read = slots.gather(1, first[:, None])[:, 0]
+    after = ssm_states.new_empty(N, D, *ssm_states.shape[1:])
+    verify_gated_fwd(
+        q,
+        k,
+        v,
+        a,
+        b,
+        A_log,
+        dt_bias,
+        ssm_states,
+        read,
+        cu_seqlens,
+        o,
+        after,
+        scale=scale,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        allow_neg_eigval=allow_neg_eigval,
+        dtype=dtype,
+    )
+    lengths = torch.diff(cu_seqlens)
+    for n, t in torch.cartesian_prod(torch.arange(N), torch.arange(D)).tolist():
+        if read[n] >= 0 and t < lengths[n] and slots[n, t] >= 0:
+            ssm_states[slots[n, t]] = after[n, t]
+
+
 def decode(
     q: Tensor,
     k: Tensor,

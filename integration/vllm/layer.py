@@ -3,8 +3,8 @@
 The core of that layer is one method from the convolution to the merged output, prefill in its middle. To override it
 would be to copy it; what it calls for decode and verify are two functions by names of its module, so those are replaced
 (`install`), and the convolution, prefill and the order of tokens stay stock. Only where vLLM's CUDA op does convolution
-to norm of a verify at once are they not called. The subclass that vLLM's registry puts in the layer's place turns that
-op off on a Hopper GPU, and nothing else.
+to norm of a verify at once are they not called. Where that is unwanted, vLLM's registry gets a subclass in the layer's
+place, which turns that op off on a Hopper GPU and nothing else.
 
 A call that cannot be served goes to the stock function with the same arguments: whatever ours refuses, it refuses
 before anything is launched or written.
@@ -95,15 +95,18 @@ def layer_class(stock: type) -> type:
     return HopperGatedDeltaNetAttention
 
 
-def install(module: Any) -> None:
-    """Put ours into the module of the layer and the subclass into vLLM's registry, unless they are there."""
+def install(module: Any, unfused: bool) -> None:
+    """Put ours into the module of the layer and, if `unfused`, the subclass into vLLM's registry, once."""
     custom_op = importlib.import_module("vllm.model_executor.custom_op")
-    if LAYER not in custom_op.op_registry_oot:
-        custom_op.PluggableLayer.register_oot(layer_class(getattr(module, LAYER)), name=LAYER)
-    elif custom_op.op_registry_oot[LAYER].__name__ != "HopperGatedDeltaNetAttention":
+    present = custom_op.op_registry_oot.get(LAYER)
+    if present is not None and present.__name__ != "HopperGatedDeltaNetAttention":
         logger.warning("vLLM: stock GDN layers, another plugin has replaced %s", LAYER)
         return
+    if unfused and present is None:
+        custom_op.PluggableLayer.register_oot(layer_class(getattr(module, LAYER)), name=LAYER)
     for name, ours in OURS.items():
         if not hasattr(stock := getattr(module, name), "hopper_gdn"):
             setattr(module, name, routed(name, ours, stock))
-    say(f"{LAYER} is replaced; decode and verify run hopper-gdn where it serves them")
+    say(
+        f"{LAYER}: decode and verify run hopper-gdn where it serves them, {'not' if unfused else 'behind'} the fused op"
+    )

@@ -2,11 +2,6 @@
 
 vLLM has a column of slots for every draft token: a request reads its state at column num_accepted - 1 and leaves the
 state after token t in the slot of column t, so that nothing is committed afterwards. Slots up to 0 are skipped.
-
-`kernels.replay.verify` computes the outputs and leaves the pool alone; then one `kernels.replay.commit` for each column
-stores the state after its token, straight from the first state: one rounding each, no scratch. A commit reads the first
-state too, and the column that was read is also one that is written, so each request goes round its columns and
-comes to that one last. All of it is tensor work on the current stream, of shapes that do not depend on values.
 """
 
 from __future__ import annotations
@@ -15,10 +10,8 @@ import torch
 from torch import Tensor
 
 from kernels.decode.api import packed_recurrent_gated_delta_rule_decode
-from kernels.replay.api import commit
-from kernels.replay.api import verify as replay_verify
-from kernels.replay.contract import MOST_TOKENS
 from kernels.verify.api import recurrent_gated_delta_rule_verify
+from kernels.verify.paged_api import paged_recurrent_gated_delta_rule_verify
 
 SOFTPLUS = (1.0, 20.0)  # beta and threshold, the only ones there are
 
@@ -88,30 +81,11 @@ def paged_update(
         return o, initial_state
     if indices.dim() != 2:
         raise NotImplementedError("num_accepted_tokens need a column of slots for every token")
-    T = indices.shape[1]
-    if T > MOST_TOKENS:
-        raise ValueError(f"{T} columns of slots, at most {MOST_TOKENS} are served")
-    first = first_columns(num_accepted_tokens[:N], T)
-    slots = skipped_below_zero(indices.gather(1, first).squeeze(1))
-    o = replay_verify(
-        A_log, a, dt_bias, q, k, v, b, initial_state, slots, cu_seqlens, scale=scale,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+    o = paged_recurrent_gated_delta_rule_verify(
+        A_log, a, dt_bias, q, k, v, b, initial_state, indices, num_accepted_tokens[:N], cu_seqlens, lowest_slot=1,
+        scale=scale, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
     )  # fmt: skip
-    columns = (first + torch.arange(1, T + 1, device=first.device)) % T  # [N, T], the one that was read is the last
-    has_token = columns < torch.diff(cu_seqlens)[:, None]
-    targets = torch.where(has_token, skipped_below_zero(indices.gather(1, columns)), -1)
-    lengths = (columns + 1).to(torch.int32)
-    for target, length in zip(targets.T.contiguous(), lengths.T.contiguous(), strict=True):
-        commit(
-            A_log, a, dt_bias, k, v, b, initial_state, slots, cu_seqlens, length, target_indices=target,
-            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-        )  # fmt: skip
     return o, initial_state
-
-
-def first_columns(num_accepted_tokens: Tensor, T: int) -> Tensor:
-    """[N, 1] int64: the column of each request's first state, inside of the T columns whatever the numbers are."""
-    return (num_accepted_tokens.to(torch.int64) - 1).clamp(0, T - 1)[:, None]
 
 
 def packed_decode(

@@ -45,15 +45,15 @@ DIRECT_UP_TO_TOKENS = 5  # such requests store from registers too (specs/design/
 
 def build(c: Config) -> Any:
     """The program, with the parameters of `signature.build`."""
-    return signature.build(c, "verify_chunk", _body)
+    return signature.build(c, "verify_chunk", body)
 
 
 @T.macro
-def _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, states, state_rows, scale):
+def body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, states, state_rows, scale):
     NT, N, SLOTS = q.shape[0], state_indices.shape[0], pool.shape[0]
     height = c.BV // c.head_batch  # rows of each of the heads of this CTA
     with T.Kernel(N * (c.HV // c.head_batch) * (c.V // height), threads=c.threads) as cta:
-        signature.assume_wide(q, k, v, o, pool, states)
+        signature.assume_wide(q, k, v, o, pool, pool if c.paged else states, 1 if c.paged else 2)
         T.annotate_min_blocks_per_sm(c.blocks_per_sm)
         tx = T.get_thread_binding()
         T.pdl_sync()
@@ -68,12 +68,18 @@ def _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, states, state_r
         start = T.alloc_var("int32")
         length = T.alloc_var("int32")
         end = T.alloc_var("int32")
-        slot = state_indices[n]
-        row = state_rows[n]
+        if c.paged:  # a table of slots in place of state_indices, tokens accepted before in place of state_rows
+            row = T.max(T.min(state_rows[n], state_indices.shape[1]), 1) - 1
+            slot = T.if_then_else(state_indices[n, row] >= states, state_indices[n, row], -1)
+        else:
+            slot = state_indices[n]
+            row = state_rows[n]
         start = T.max(cu_seqlens[n], 0)
         length = T.min(cu_seqlens[n + 1], NT) - start
         end = T.max(cu_seqlens[N], 0)
         if slot >= 0 and slot < SLOTS:
+            if c.paged:
+                states, row = (state_indices, states), n
             _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale, N, NT, h0, v0, h, r0, tx)
         else:
             for t in T.serial(length):
@@ -88,7 +94,7 @@ def _body(c, q, k, v, gates, pool, state_indices, cu_seqlens, o, states, state_r
 @T.macro
 def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale, N, NT, h0, v0, h, r0, tx):
     """All blocks of one request for the rows of this CTA."""
-    ROWS, STEPS = states.shape[0], states.shape[1]
+    ROWS, STEPS = (0, 0) if c.paged else (states.shape[0], states.shape[1])
     KQ_s = T.alloc_shared((2 * TM, c.K + QUAD), "bfloat16")  # padded: a quarter warp reads 2 rows without conflicts
     V_s = T.alloc_shared((TM, c.BV), "bfloat16")
     kk_s = T.alloc_shared((TM, TM + 4), "float32")
@@ -191,14 +197,20 @@ def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale
                 if few or length <= DIRECT_UP_TO_TOKENS:
                     for step in T.serial(T.min(L - first, 4)):
                         rows.next_state(c, S, KQ_s, w_s, decay_s, head, first + step, warp, lane)
-                        if row >= 0 and row < ROWS and block * TM + first + step < STEPS:
-                            rows.store_rows(c, S, states, row, block * TM + first + step, h, r0, lane)
+                        if c.paged:
+                            _keep_in_pool(c, S, stage, pool, *states, row, first + step, True, h, r0, warp, lane)
+                        else:
+                            if row >= 0 and row < ROWS and block * TM + first + step < STEPS:
+                                rows.store_rows(c, S, states, (row, block * TM + first + step), h, r0, lane)
                 else:
                     for step in T.serial(T.min(L - first, 4)):
                         rows.next_state(c, S, KQ_s, w_s, decay_s, head, first + step, warp, lane)
-                        if row >= 0 and row < ROWS and block * TM + first + step < STEPS:
-                            target = states[row, block * TM + first + step, h, r0, 0]
-                            rows.bulk_store_rows(c, S, stage, step % 2, 1, target, warp, lane)
+                        if c.paged:
+                            _keep_in_pool(c, S, stage, pool, *states, row, first + step, False, h, r0, warp, lane)
+                        else:
+                            if row >= 0 and row < ROWS and block * TM + first + step < STEPS:
+                                target = states[row, block * TM + first + step, h, r0, 0]
+                                rows.bulk_store_rows(c, S, stage, step % 2, 1, target, warp, lane)
         if lane < L:
             for e in T.vectorized(ROWS_PER_WARP):
                 o[t0 + lane, h, r0 + e] = o_s[warp, lane, e]
@@ -208,6 +220,18 @@ def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale
         rows.bulk_store_rows(c, S, stage, 0, 0, pool[slot, h, r0, 0], warp, lane)
     if lane == 0:
         T.tma_store_wait(0)
+
+
+@T.macro
+def _keep_in_pool(c, S, stage, pool, slots, lowest, n, t, direct: bool, h, r0, warp, lane):
+    """Store the state after token t in the slot of its column, from registers or by a bulk copy."""
+    slot = T.alloc_var("int32")
+    slot = T.if_then_else(t < slots.shape[1], slots[n, T.min(t, slots.shape[1] - 1)], -1)
+    if slot >= T.max(lowest, 0) and slot < pool.shape[0]:
+        if direct:
+            rows.store_rows(c, S, pool, (slot,), h, r0, lane)
+        else:
+            rows.bulk_store_rows(c, S, stage, t % 2, 1, pool[slot, h, r0, 0], warp, lane)
 
 
 @T.macro

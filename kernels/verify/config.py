@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 #: exact bf16 parts of a pool element
 PARTS = {"bfloat16": 1, "float16": 2, "float32": 3}
@@ -32,6 +33,14 @@ class Config:
     head_batch: int = 1  # value heads of one key head that share a CTA: 1, 2 or 4
     direct_up_to: int = 2048  # CTAs: smaller grids store states from registers, larger ones by bulk copies
     blocks_per_sm: int = 4
+    paged: ClassVar[bool] = False  # states after tokens go to slots of the pool, not to rows of a buffer
+
+
+@dataclasses.dataclass(frozen=True)
+class PagedConfig(Config):
+    """Of the chunk program whose states go back into the pool; raw gates, at most 16 tokens a request."""
+
+    paged: ClassVar[bool] = True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from kernels.runtime import Program
 from kernels.tile import TM
-from kernels.verify.config import Config, RecurrentConfig, ShortConfig
+from kernels.verify.config import Config, PagedConfig, RecurrentConfig, ShortConfig
 
 #: tokens of the longest request that the program for short requests takes
 SHORT = 2
@@ -60,6 +60,15 @@ def plan(
         blocks_per_sm=3 if blocks else 4,
     )
     return Program("kernels.verify.chunk", config)
+
+
+@functools.cache
+def paged_plan(
+    *, H: int, HV: int, K: int, V: int, pool: str, gate_dtype: str, bias_dtype: str, l2norm: bool
+) -> Program:
+    """The program of a verify whose states go to slots of the pool: one, for any number of tokens up to 16."""
+    config = PagedConfig(H=H, HV=HV, K=K, V=V, pool=pool, gate_dtype=gate_dtype, bias_dtype=bias_dtype, l2norm=l2norm)
+    return Program("kernels.verify.paged", config)
 
 
 def _short(shared: dict[str, Any], tokens: int, lossless: bool) -> ShortConfig:

@@ -80,13 +80,13 @@ def next_state(c, S, KQ_s, w_s, decay_s, head, t, warp, lane):
 
 
 @T.macro
-def store_rows(c, S, states, row, step, h, r0, lane):
-    """Store the 8 rows of this warp from its registers."""
+def store_rows(c, S, states, at, h, r0, lane):
+    """Store the 8 rows of this warp from its registers; `at`: the row and step of a buffer, or the slot of a pool."""
     wide = 16 // BYTES[c.pool]
     for i in T.unroll(4):
         for piece in T.unroll(CHUNK // wide):
             for e in T.vectorized(wide):
-                states[row, step, h, r0 + i * 2 + lane // 16, column(c, piece, lane) + e] = T.cast(
+                states[(*at, h, r0 + i * 2 + lane // 16, column(c, piece, lane) + e)] = T.cast(
                     S[i * CHUNK + piece * wide + e], c.pool
                 )
 

@@ -32,14 +32,14 @@ def types(c: Any) -> tuple[Any, ...]:
 
 
 @T.macro
-def assume_wide(q, k, v, o, pool, states):
-    """Tell the compiler what the API has checked of these pitches."""
+def assume_wide(q, k, v, o, pool, states, dims: int = 2):
+    """Tell the compiler what the API has checked of these pitches, of states `dims`."""
     steps.assume_wide(q, 1)
     steps.assume_wide(k, 1)
     steps.assume_wide(v, 1)
     steps.assume_wide(o, 1)
     steps.assume_wide(pool, 1)
-    steps.assume_wide(states, 2)
+    steps.assume_wide(states, dims)
 
 
 def build(c: Any, name: str, body: Any) -> Any:

@@ -23,6 +23,7 @@ from kernels.decode.config import Config
 from kernels.decode.plan import plan
 from kernels.runtime import Program
 from kernels.verify import plan as verify_plan
+from kernels.verify.plan import paged_plan
 from probes import toolchain
 from tests.decode.cases import check, make, most_requests_of_the_small_tile, set_slots
 from tests.emulator import sanitize
@@ -112,6 +113,7 @@ PROGRAMS = (
     Program("kernels.verify.recurrent", lossless.CONFIGS[0]),
     Program("kernels.prepass.program", prepass.CONFIGS[0]),
     SHORT,
+    paged_plan(H=2, HV=4, K=128, V=128, pool="bfloat16", gate_dtype="bfloat16", bias_dtype="float32", l2norm=True),
     replay.VARIANTS[0],
     commit.VARIANTS[0],
     ring.VARIANTS[0],

@@ -169,7 +169,13 @@ def main() -> None:
     seen["off"] = not custom_op.op_registry_oot and [getattr(module, name) for name in (verify, decode)] == before
     seen["off lines"] = list(heard.lines)
 
+    module.supports_fused_mtp_decode = lambda: True
     os.environ["HOPPER_GDN_VLLM"] = "1"
+    plugins.plugins_loaded = False
+    plugins.load_general_plugins()
+    seen["kept"] = [len(custom_op.op_registry_oot), [getattr(module, name).hopper_gdn for name in (verify, decode)]]
+
+    os.environ["HOPPER_GDN_VLLM"] = "unfused"
     for _ in range(2):  # as in two processes, or in one that is told twice
         plugins.plugins_loaded = False
         plugins.load_general_plugins()
@@ -178,7 +184,6 @@ def main() -> None:
     seen["registered"] = list(custom_op.op_registry_oot)
     seen["class"], seen["is stock too"] = type(layer).__name__, isinstance(layer, module.QwenGatedDeltaNetAttention)
     seen["names"] = [getattr(getattr(module, name), "hopper_gdn", False) for name in (verify, decode)]
-    module.supports_fused_mtp_decode = lambda: True
     for name, case in {"verify": first, "decode": make([1, 1, 1], None, padded=(1,))}.items():
         want, states = expected(case), case.pool.clone()
         fused, o = core(module, case)

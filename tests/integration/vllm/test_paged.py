@@ -158,48 +158,44 @@ def test_more_columns_than_are_served(evidence: Evidence) -> None:
 
 
 def shifted_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state after token t goes to the slot of column t + 1."""
-    commit = paged.commit
-
-    def wrong(*arguments: Any, target_indices: Tensor, **options: Any) -> None:
-        commit(*arguments, target_indices=target_indices.roll(1), **options)
-
-    monkeypatch.setattr(paged, "commit", wrong)
+    """The state after token t goes to the slot of column t + 1, and is read from the one before."""
+    rewired(monkeypatch, lambda slots, accepted, options: (slots.roll(-1, 1), accepted, options))
 
 
 def null_block_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paged, "skipped_below_zero", lambda indices: indices.to(torch.int32))
+    rewired(monkeypatch, lambda slots, accepted, options: (slots, accepted, options | {"lowest_slot": 0}))
 
 
 def first_slot_at_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paged, "first_columns", lambda accepted, T: accepted.long().clamp(0, T - 1)[:, None])
+    rewired(monkeypatch, lambda slots, accepted, options: (slots, accepted + 1, options))
 
 
 def first_slot_always_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paged, "first_columns", lambda accepted, T: torch.zeros_like(accepted).long()[:, None])
+    rewired(monkeypatch, lambda slots, accepted, options: (slots, torch.ones_like(accepted), options))
 
 
-def first_state_overwritten_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first state is overwritten while later columns are still to be computed from it."""
-    commit = paged.commit
-    calls: list[Any] = []
+def last_state_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the state after the last token is kept, in every column."""
 
-    def wrong(*arguments: Any, target_indices: Tensor, **options: Any) -> None:
-        calls.append((arguments, target_indices, options))
-        if len(calls) == 3:
-            for early in (calls[-1], *calls[:-1]):
-                commit(*early[0], target_indices=early[1], **early[2])
+    def wrong(*arguments: Any, **options: Any) -> Tensor:
+        o = public(*arguments, **options)
+        pool, slots = arguments[7], arguments[8].long()
+        pool[slots[slots[:, 0] > 0]] = pool[slots[slots[:, 0] > 0]][:, -1:].clone()
+        return o
 
-    monkeypatch.setattr(paged, "commit", wrong)
+    public = paged.paged_recurrent_gated_delta_rule_verify
+    monkeypatch.setattr(paged, "paged_recurrent_gated_delta_rule_verify", wrong)
 
 
-def one_token_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    commit: Any = paged.commit
+def rewired(monkeypatch: pytest.MonkeyPatch, change: Callable[..., tuple[Tensor, Tensor, dict[str, Any]]]) -> None:
+    """The public function gets `change(slot_table, accepted_lengths, options)`."""
+    public: Callable[..., Tensor] = paged.paged_recurrent_gated_delta_rule_verify
 
-    def wrong(*arguments: Any, **options: Any) -> None:
-        commit(*arguments[:-1], arguments[-1] - 1, **options)
+    def wrong(*arguments: Any, **options: Any) -> Tensor:
+        slots, accepted, options = change(arguments[8], arguments[9], options)
+        return public(*arguments[:8], slots, accepted, *arguments[10:], **options)
 
-    monkeypatch.setattr(paged, "commit", wrong)
+    monkeypatch.setattr(paged, "paged_recurrent_gated_delta_rule_verify", wrong)
 
 
 WRONG: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
@@ -207,8 +203,7 @@ WRONG: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     null_block_written,
     first_slot_at_accepted,
     first_slot_always_zero,
-    first_state_overwritten_early,
-    one_token_short,
+    last_state_everywhere,
 )
 
 

@@ -51,6 +51,18 @@ def test_off_until_asked_for(seen: dict[str, Any], evidence: Evidence) -> None:
 
 
 @pytest.mark.criterion("6.23")
+def test_the_fused_op_stays_unless_it_is_turned_off(seen: dict[str, Any], evidence: Evidence) -> None:
+    evidence.equal("with 1: layers in the registry, functions that are ours", seen["kept"], [0, [True, True]])
+
+
+@pytest.mark.criterion("6.23")
+def test_a_value_without_a_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(integration.vllm.SWITCH, "yes")
+    with pytest.raises(ValueError, match="HOPPER_GDN_VLLM is 'yes', must be 0, 1 or unfused"):
+        integration.vllm.register()
+
+
+@pytest.mark.criterion("6.23")
 def test_the_layer_is_replaced(seen: dict[str, Any], evidence: Evidence) -> None:
     evidence.equal("in vLLM's registry", seen["registered"], ["QwenGatedDeltaNetAttention"])
     evidence.equal("what the model's constructor makes", seen["class"], "HopperGatedDeltaNetAttention")
@@ -78,7 +90,7 @@ def test_unsupported_is_stock_with_one_line(seen: dict[str, Any], evidence: Evid
     result = seen["unsupported"]
     evidence.equal("stock calls", result["stock calls"], ["fused_sigmoid_gating_delta_rule_update"] * 3)
     evidence.equal("lines", len(result["lines"]), 1)
-    evidence.equal("with the reason", "stock path: 17 columns" in result["lines"][0], True)
+    evidence.equal("with the reason", "stock path: slot_table has 17 columns" in result["lines"][0], True)
 
 
 @pytest.mark.criterion("6.23")
