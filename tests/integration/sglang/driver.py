@@ -35,6 +35,30 @@ def place(x: torch.Tensor) -> tuple[Any, ...]:
     return x.data_ptr(), x.dtype, tuple(x.shape), x.stride()
 
 
+def recorded(name: str) -> list[Any]:
+    """The list that the arguments of the next call of this public function go to."""
+    module: Any = importlib.import_module("integration.sglang.kernel")
+    public, seen = getattr(module, name), []  # type: ignore[var-annotated]
+
+    def call(*args: Any, **named: Any) -> Any:
+        seen.extend(args)
+        return public(*args, **named)
+
+    setattr(module, name, call)
+    return seen
+
+
+def refused(build: Any, kind: Any) -> list[str]:
+    """What the dispatcher says of backends that SGLang refuses for GDN, where decode and where prefill names one."""
+    texts = []
+    for backends in (("helion", "triton"), ("triton", "helion"), ("custom", "triton"), ("triton", "custom")):
+        try:
+            build(*map(kind, backends), kind("triton"))
+        except ValueError as error:
+            texts.append(str(error))
+    return texts
+
+
 def calls(dispatcher: Any, wrong: str) -> dict[str, Any]:
     """A verify and a packed decode with tensors as GDNAttnBackend has them: views of one row, padding, duplicates."""
     row = 2 * H * K + HV * V
@@ -57,21 +81,13 @@ def calls(dispatcher: Any, wrong: str) -> dict[str, Any]:
     )  # fmt: skip
     given = (b, a) if wrong == "gates" else (a, b)
     slots = indices[[2, 1, 3, 0]] if wrong == "slot" else indices  # a live one in every place that has a live one
-    module: Any = importlib.import_module("integration.sglang.kernel")
-    seen: list[Any] = []
-    public = module.recurrent_gated_delta_rule_verify
-
-    def recorded(*args: Any, **named: Any) -> Any:
-        seen.extend(args)
-        return public(*args, **named)
-
-    module.recurrent_gated_delta_rule_verify = recorded
+    seen = recorded("recurrent_gated_delta_rule_verify")
     out = dispatcher.target_verify(
         A_log=A_log, dt_bias=bias, q=q, k=k, v=v, a=given[0], b=given[1], ssm_states=pool, cache_indices=slots,
         query_start_loc=starts, intermediate_states_buffer=buffer, intermediate_state_indices=rows, cache_steps=T,
         retrieve_parent_token=None, stable_rows=False,
     )  # fmt: skip
-    passed = (A_log, given[0], bias, q, k, v, given[1], pool, slots, starts, buffer, rows)
+    passed: tuple[Any, ...] = (A_log, given[0], bias, q, k, v, given[1], pool, slots, starts, buffer, rows)
     moved = sum(place(x) != place(y) for x, y in zip(seen, passed, strict=True))
     live = [0, 2, 3]
     result = {
@@ -92,13 +108,27 @@ def calls(dispatcher: Any, wrong: str) -> dict[str, Any]:
         q, k, v, a[::T].double(), b[::T].double(), A_log.double(), bias.double(), state, one,
         torch.arange(N + 1, dtype=torch.int32), want, dtype=torch.float64, commit=True,
     )  # fmt: skip
+    seen = recorded("packed_recurrent_gated_delta_rule_decode")
+    start = pool.clone()
     out = dispatcher.packed_decode(
         tokens, a[::T], b[::T], A_log=A_log, dt_bias=bias, scale=K**-0.5, ssm_states=pool, cache_indices=one,
         num_v_heads=HV, head_v_dim=V, replayssm_d=None, replayssm_write_pos=None,
     )  # fmt: skip
+    passed = (tokens, a[::T], b[::T], A_log, bias, pool, one)
+    result["moved"] += sum(place(x) != place(y) for x, y in zip(seen, passed, strict=True))
+    q, k, v = [x.view(1, N, -1, size) for x, size in zip(split, (K, K, V), strict=True)]
+    seen = recorded("recurrent_gated_delta_rule_decode")
+    plain = dispatcher.decode(
+        q, k, v, a[::T], b[::T], A_log=A_log, dt_bias=bias, ssm_states=start, cache_indices=one,
+        query_start_loc=torch.arange(N + 1, dtype=torch.int32),
+    )  # fmt: skip
+    passed = (A_log, a[::T], bias, q, k, v, b[::T], start, one)
+    result["moved"] += sum(place(x) != place(y) for x, y in zip(seen, passed, strict=True))
     return result | {
         "decode": relative(out[0], want),
         "decoded": relative(pool, state),
+        "plain decode": relative(plain[0], want),
+        "plainly decoded": relative(start, state),
         "shape": list(out.shape),
         "untouched": int((bits(pool[[0, 1, 4, 6]]) != bits(before[[0, 1, 4, 6]])).sum()),
     }
@@ -166,6 +196,8 @@ def main(choice: str, folder: str, wrong: str) -> None:
     names = ("decode_kernel", "verify_kernel", "extend_kernel", "tree_verify_kernel")
     result: dict[str, Any] = {name: type(getattr(dispatcher, name)).__name__ for name in names}
     result |= {"choices": choices.count("hopper_gdn"), "packed": dispatcher.supports_packed_decode is True}
+    mamba.linear_attn_decode_backend = "triton"  # the flag would make CUSTOM ours
+    result["refused"] = refused(backend.GDNKernelDispatcher, kind)
     if choice != "nothing":
         result |= calls(dispatcher, wrong)
         result["reached"] = fallbacks(dispatcher)

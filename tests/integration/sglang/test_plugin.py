@@ -45,6 +45,14 @@ def test_the_loader_finds_it_and_the_dispatcher_has_it(tmp_path: Path, choice: s
     assert said in result["lines"][0]
 
 
+@pytest.mark.criterion("6.2")
+def test_what_sglang_refuses_stays_refused(tmp_path: Path, evidence: Evidence) -> None:
+    stock = drive(tmp_path, "nothing")["refused"]
+    evidence.equal("backends that the stock dispatcher refuses", len(stock), 4)
+    for choice in ("flag", "variable"):
+        evidence.equal("the same errors", drive(tmp_path, choice)["refused"] == stock, True)
+
+
 @pytest.mark.criterion("6.1")
 def test_without_a_choice_nothing_changes(tmp_path: Path) -> None:
     result = drive(tmp_path, "nothing")
@@ -57,7 +65,7 @@ def test_without_a_choice_nothing_changes(tmp_path: Path) -> None:
 def test_calls_equal_fp64(tmp_path: Path, choice: str, evidence: Evidence) -> None:
     result = drive(tmp_path, choice)
     evidence.equal("arguments that were copied or changed", result["moved"], 0)
-    for what in ("verify", "states", "decode", "decoded"):
+    for what in ("verify", "states", "decode", "decoded", "plain decode", "plainly decoded"):
         evidence.at_most(f"relative L2 error, {what}", result[what], LIMIT)
     assert result["shape"] == [1, 4, 6, 16]
 
