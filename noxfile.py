@@ -155,6 +155,12 @@ def bench(session: nox.Session) -> None:
     )  # fmt: skip
 
 
+@in_env("gates")
+def robustness(session: nox.Session) -> None:
+    """Gate 8: arbitrary inputs, races and memory, limits, start-up, torch's operators, packaging."""
+    run_pytest(session, "--gate", "8")
+
+
 @in_env()
 def frameworks(session: nox.Session) -> None:
     """SGLang's and vLLM's released Python files, and older transformers, into .frameworks/."""
