@@ -5,7 +5,7 @@
     nox -s bench                       gate 7, and speed beside the peers (Hopper GPU)
     nox -s frameworks                  fetches what gate 6 runs against (network; gate 6 and the suite do it first)
     nox -s peers                       fetches what bench measures beside the kernels (network, no GPU)
-    nox -s precompile                  compiles for a GPU machine, into TileLang's disk cache (no GPU)
+    nox -s precompile                  compiles for a GPU machine, into disk caches (no GPU)
     nox -s lint | docs                 style and types | the rendered design and results
     nox -t gates                       all gates in order
     nox --no-venv -s ...               use the running interpreter's packages as they are
@@ -175,7 +175,7 @@ def peers(session: nox.Session) -> None:
 
 @in_env()
 def precompile(session: nox.Session) -> None:
-    """What the records name into TileLang's disk cache, to be copied to a GPU machine; `-- 2 5 bench` for some."""
+    """What the records name into disk caches, to be copied to a GPU machine; `-- 2 5 bench` for some."""
     run_python(session, "-m", "tests.precompile", *session.posargs)
 
 

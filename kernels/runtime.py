@@ -10,16 +10,25 @@ Nothing here touches a device, the environment or TileLang at import time.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import importlib
 import json
+import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from kernels import libraries
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger("hopper_gdn")
 
 TARGET: Mapping[str, str] = {"kind": "cuda", "arch": "sm_90a"}
 
@@ -168,11 +177,76 @@ def _note(program: Program, source: str) -> str:
 
 @functools.cache
 def executable(program: Program) -> Callable[..., None]:
-    """The compiled function of `program`: compiled with nvcc, or loaded from TileLang's disk cache, once per process.
+    """The compiled function of `program`: from the wheel, from the disk cache (libraries.py) or compiled with nvcc now.
 
     It takes torch CUDA tensors and Python scalars in the order of the PrimFunc's parameters, checks shapes, dtypes and
     strides, and launches on torch's current stream of the tensors' device without synchronising.
     """
+    if not program.module.startswith("kernels."):
+        return compile_into(program, None)  # the digest of the libraries does not cover its source
+    if found := _from_library(program):
+        return found
+    folder = libraries.cache_folder()
+    try:
+        with contextlib.ExitStack() as waiting:
+            if folder is not None:
+                waiting.enter_context(libraries.building(folder, program.label))
+            return _from_library(program) or compile_into(program, folder)
+    except OSError as error:
+        log.info("no disk cache: %s", error)
+        return compile_into(program, None)
+
+
+def warmup(
+    H: int,
+    HV: int,
+    *,
+    K: int = 128,
+    V: int = 128,
+    pool: torch.dtype | None = None,
+    gate_dtype: torch.dtype | None = None,
+    bias_dtype: torch.dtype | None = None,
+    operations: Sequence[str] | None = None,
+) -> int:
+    """Load or compile what serving a model launches, so that no later call waits for a compiler; how many programs.
+
+    Args:
+        H, HV: key and value heads of one rank. K, V: state dims of a head.
+        pool: dtype of the states. gate_dtype: of a and b. bias_dtype: of dt_bias. Default: torch.bfloat16 for each.
+        operations: which of kernels.served.OPERATIONS; all if left out.
+    Raises:
+        ValueError: an unknown operation, or a shape or dtype that no program is built for.
+    A program that is neither in the wheel nor in the disk cache takes some 5 s of one core. No GPU is needed. Variants
+    beside these (a commit inside verify, prepass, lossless, dense states) are compiled by the first call of each.
+    """
+    from kernels import checks, served
+
+    checks.supported(K, V)
+    if H <= 0 or HV % H:
+        raise ValueError(f"H is {H} and HV is {HV}, HV must be a multiple of H, which is positive")
+    dtypes = {"pool": pool, "gate_dtype": gate_dtype, "bias_dtype": bias_dtype}
+    for name, dtype in dtypes.items():
+        if dtype is not None and dtype not in checks.FLOATS:
+            raise ValueError(f"{name} is {dtype}, must be one of {checks.FLOATS}")
+    names = {name: str(dtype).removeprefix("torch.") for name, dtype in dtypes.items() if dtype is not None}
+    programs = served.programs(H, HV, K=K, V=V, **names, operations=operations or served.OPERATIONS)
+    for program in programs:
+        executable(program)
+    return len(programs)
+
+
+def _from_library(program: Program) -> Callable[..., None] | None:
+    found = libraries.load(program.label)
+    if found is None:
+        return None
+    function, library = found
+    SOURCES[program.label] = library.source
+    return function
+
+
+def compile_into(program: Program, folder: Path | None) -> Callable[..., None]:
+    """Compile `program` with nvcc now, and keep its library in `folder`. Raises OSError if that cannot be written."""
+    log.info("compiling %s for %s", program.label, folder or "this process")
     import tilelang
 
     prim_func = program.build()
@@ -182,8 +256,11 @@ def executable(program: Program) -> Callable[..., None]:
         execution_backend="tvm_ffi",
         pass_configs=program.pass_configs,
     )
-    _note(program, kernel.get_kernel_source())
-    return kernel.adapter._get_executable()[str(prim_func.attrs["global_symbol"])]
+    source, function = kernel.get_kernel_source(), str(prim_func.attrs["global_symbol"])
+    _note(program, source)
+    if folder is not None:
+        libraries.keep(folder, program.label, kernel, function, SOURCES[program.label])
+    return kernel.adapter.get_exportable_executable()[function]
 
 
 def launch(program: Program, *args: Any) -> None:
