@@ -29,7 +29,7 @@ def programs(
     """The programs for these heads of one rank; dtypes as in configurations, gates raw, norms in the kernel.
 
     decode: in place, from q, k, v or from packed rows. verify: snapshots, up to 16 tokens. paged: states go to slots of
-    the pool. replay: verify and commit. ring: verify and commit behind a ring, and its cursors.
+    the pool. replay: verify and commit. ring: verify behind a ring, which folds, and its cursors.
     Raises ValueError for an operation that is none of these.
     """
     unknown = sorted(set(operations) - set(OPERATIONS))
@@ -56,13 +56,12 @@ def programs(
     if "replay" in operations:
         found += [replay.plan(**facts), replay.fold_plan(**facts)]
     if "ring" in operations:
-        found += [replay.window_plan(**facts), replay.fold_plan(**facts), replay.cursors_plan()]
-    return list(dict.fromkeys(found))
+        found += [replay.window_plan(**facts), replay.cursors_plan()]
+    return found
 
 
 def in_the_wheel() -> list[Program]:
     """What the wheel carries: every model, over every number of ranks, with the dtypes that SGLang and vLLM serve."""
     shards = [(H // ranks, HV // ranks) for H, HV in MODELS for ranks in RANKS]
     operations = [operation for operation in OPERATIONS if operation != "ring"]
-    found = [programs(H, HV, pool=pool, operations=operations) for H, HV in shards for pool in POOLS]
-    return list(dict.fromkeys(program for shard in found for program in shard))
+    return [p for H, HV in shards for pool in POOLS for p in programs(H, HV, pool=pool, operations=operations)]

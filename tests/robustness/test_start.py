@@ -167,7 +167,8 @@ def test_a_changed_source_is_compiled_anew(folder: Path, tmp_path: Path, evidenc
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
     ask = "import json; from kernels import libraries; print(json.dumps([libraries.inputs_digest()]))"
-    same, changed = [], []
+    same: list[str] = []
+    changed: list[str] = []
     for found, addition in ((same, ""), (changed, "# a comment\n")):
         with (packages / "prepass" / "program.py").open("a") as file:
             file.write(addition)
