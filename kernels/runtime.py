@@ -19,7 +19,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,11 +84,28 @@ class Program:
             raise ValueError(f"{label!r} does not fit {module}.Config: {error}") from error
 
     def build(self) -> Any:
-        return importlib.import_module(self.module).build(self.config)
+        module = importlib.import_module(self.module)
+        _allow_python_loops()
+        return module.build(self.config)
 
     @property
     def pass_configs(self) -> dict[str, Any]:
         return dict(importlib.import_module(self.module).PASS_CONFIGS)
+
+
+@functools.cache
+def _allow_python_loops() -> None:
+    """Teach a TileLang before 0.1.15 the loops over tuples that unroll while a program is built; there an error."""
+    from tilelang.language.eager import builder
+
+    if hasattr(builder, "PythonLoopFrame"):
+        return
+    loop = builder.Builder.ctx_for
+
+    def ctx_for(self: Any, iterable: Any) -> Iterator[Any]:
+        yield from iterable if isinstance(iterable, tuple) else loop(self, iterable)
+
+    builder.Builder.ctx_for = ctx_for
 
 
 def _parse_label(label: str) -> tuple[str, dict[str, Any]]:

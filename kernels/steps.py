@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tilelang.language as T
 
-from kernels.tile import TM
+from kernels.tile import TM, each
 from kernels.warp import CHUNK, QUAD, load_chunk, mma, rows_fragment
 
 SOFTPLUS_THRESHOLD = 20.0
@@ -99,18 +99,18 @@ def share_readouts(KQ_s, state, pitch: int, parts: int, Y, row0, tiles: int, K: 
     state[row * pitch :] are the rows of the state in shared memory. What a warp does for its own rows alone.
     """
     s = T.alloc_local((CHUNK,), state.dtype)
-    s_part, k, q = (T.alloc_local((CHUNK,), "bfloat16") for _ in range(3))
+    s_part, k, q = (T.alloc_local((CHUNK,), "bfloat16") for _ in each(3))
     A = T.alloc_local((tiles * 2 * CHUNK,), "bfloat16")  # of a tile: row g is k_g, row g + 8 is q_g
     sums = T.alloc_local((2 * tiles * 4,), "float32")  # two chains a tile halve the latency
     T.clear(sums)
     for j in T.unroll(K // QUAD):
         for e in T.vectorized(CHUNK):
             s[e] = state[(row0 + g) * pitch + j * QUAD + c * CHUNK + e]
-        for tile in tuple(range(tiles)):
+        for tile in each(tiles):
             load_chunk(KQ_s, tile * 8 + g, j, c, k)
             load_chunk(KQ_s, TM + tile * 8 + g, j, c, q)
             rows_fragment(k, q, A, tile * 2 * CHUNK)
-        for part in tuple(range(parts)):
+        for part in each(parts):
             for e in T.unroll(CHUNK):
                 s_part[e] = bf16_part(s[e], part)
             for tile in T.unroll(tiles):
@@ -131,9 +131,9 @@ def share_token_products(KQ_s, kk, qk, k_norm, q_norm, scale, l2norm: bool, give
     k_norm[t] = 1 / |k_t|, q_norm[t] = scale / |q_t|, from the diagonals, unless they are `given`
     """
     t0 = TM // 2 if late else 0
-    k, q, k_early = (T.alloc_local((CHUNK,), "bfloat16") for _ in range(3))
+    k, q, k_early = (T.alloc_local((CHUNK,), "bfloat16") for _ in each(3))
     A = T.alloc_local((2 * CHUNK,), "bfloat16")
-    by_k, by_q, by_early = (T.alloc_local((8,), "float32") for _ in range(3))  # two chains; rows g: k_t, g + 8: q_t
+    by_k, by_q, by_early = (T.alloc_local((8,), "float32") for _ in each(3))  # two chains; rows g: k_t, g + 8: q_t
     T.clear(by_k)
     T.clear(by_q)
     T.clear(by_early)

@@ -17,6 +17,7 @@ import tilelang.language as T
 
 from kernels import steps
 from kernels.prepass.config import Config
+from kernels.tile import each
 from kernels.warp import CHUNK, QUAD, mma, rows_fragment
 
 PASS_CONFIGS: dict[str, Any] = {
@@ -78,10 +79,10 @@ def _gates(c, a, b, A_log, dt_bias, g, beta, beta_scale, t0, head, NT, lane):
 @T.macro
 def _inverse_norms(c, q, k, q_inv_norm, k_inv_norm, t0, head, NT, g, quad):
     """1 / |q_t| and 1 / |k_t| of 8 tokens of one key head; lane (g, quad) has 8 columns of token t0 + g at a time."""
-    k_t, q_t = (T.alloc_local((c.K // 4,), "bfloat16") for _ in range(2))
-    k_chunk, q_chunk = (T.alloc_local((CHUNK,), "bfloat16") for _ in range(2))
+    k_t, q_t = (T.alloc_local((c.K // 4,), "bfloat16") for _ in each(2))
+    k_chunk, q_chunk = (T.alloc_local((CHUNK,), "bfloat16") for _ in each(2))
     A = T.alloc_local((2 * CHUNK,), "bfloat16")
-    by_k, by_q = (T.alloc_local((8,), "float32") for _ in range(2))  # two chains; rows g: k_t, g + 8: q_t
+    by_k, by_q = (T.alloc_local((8,), "float32") for _ in each(2))  # two chains; rows g: k_t, g + 8: q_t
     t = t0 + g
     T.clear(by_k)
     T.clear(by_q)

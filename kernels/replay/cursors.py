@@ -14,6 +14,7 @@ from typing import Any
 import tilelang.language as T
 
 from kernels.replay.config import CursorConfig as Config
+from kernels.tile import each
 from reference.ring import BASE, CURSORS, FOLD, FOLDING, LIVE
 
 PASS_CONFIGS: dict[str, Any] = {
@@ -44,7 +45,7 @@ def build(c: Config) -> Any:
 @T.macro
 def _move(cursors, state_indices, accepted, n, rows, capacity, most):
     """Those of request n."""
-    slot, L, live, base = (T.alloc_var("int32") for _ in range(4))
+    slot, L, live, base = (T.alloc_var("int32") for _ in each(4))
     slot = state_indices[n]
     L = T.max(T.min(accepted[n], most), 0)
     if slot >= 0 and slot < cursors.shape[0]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tilelang.language as T
 
-from kernels.tile import TM
+from kernels.tile import TM, each
 from reference.ring import BASE, FOLD, FOLDING, LIVE
 
 UNITS = 128  # that a CTA can have
@@ -48,7 +48,7 @@ def pieces_of_unit(c, tiles: int, count, ctas):
 def order_requests(c, order, first, count, state_indices, cursors, lane):
     """order[0:count] = 0 to count - 1, those first whose requests `first` + i fold. One warp."""
     slots, folding = T.alloc_local((AT_ONCE,), "int32"), T.alloc_local((AT_ONCE,), "int32")
-    per, marks, before, others, total, own = (T.alloc_var("int32") for _ in range(6))
+    per, marks, before, others, total, own = (T.alloc_var("int32") for _ in each(6))
     SLOTS = cursors.shape[0]
     per = T.ceildiv(count, 32)
     marks = 0
@@ -67,7 +67,7 @@ def order_requests(c, order, first, count, state_indices, cursors, lane):
                 marks = marks | (1 << (i * AT_ONCE + e))
                 own = own + 1
     before = own
-    for step in tuple(range(5)):
+    for step in each(5):
         others = T.shfl_up(before, 1 << step)
         before = before + T.Select(lane >= 1 << step, others, 0)
     total = T.shfl_sync(before, 31)
@@ -88,7 +88,7 @@ def share_units(
     c, units, order, first, count, of_unit, of_request, cta, ctas, state_indices, cu_seqlens, cursors, NT, tx
 ):
     """units[:, i] = what the rows above say, of unit i of this CTA or of padding. All threads, one unit each."""
-    unit, n, slot, start, tokens = (T.alloc_var("int32") for _ in range(5))
+    unit, n, slot, start, tokens = (T.alloc_var("int32") for _ in each(5))
     cursor = T.alloc_local((4,), "int32")
     SLOTS = cursors.shape[0]
     unit = tx * ctas + cta

@@ -24,7 +24,7 @@ import tilelang.language as T
 from kernels import steps
 from kernels.replay import operands, tokens
 from kernels.replay.config import FoldConfig as Config
-from kernels.tile import TM
+from kernels.tile import TM, each
 from kernels.verify import signature
 from kernels.warp import CHUNK, QUAD, by_8, load_matrices, mma
 
@@ -114,8 +114,8 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, k, v, gates, pool, requests):
     raw = T.alloc_local((2,), c.gate_dtype), T.alloc_local((1,), "float32"), T.alloc_local((1,), c.bias_dtype)
     x, carry = T.alloc_local((TM,), "float32"), T.alloc_local((2,), "float32")
     sums, keys = T.alloc_local((16,), "float32"), T.alloc_local((TM,), "bfloat16")
-    slot, target, start, L = (T.alloc_var("int32") for _ in range(4))
-    next_slot, next_target, next_start, next_L = (T.alloc_var("int32") for _ in range(4))
+    slot, target, start, L = (T.alloc_var("int32") for _ in each(4))
+    next_slot, next_target, next_start, next_L = (T.alloc_var("int32") for _ in each(4))
     begin, stop = T.alloc_var("int32"), T.alloc_var("int32")
     begin = T.cast(T.cast(items, "int64") * cta // ctas, "int32")
     stop = T.cast(T.cast(items, "int64") * (cta + 1) // ctas, "int32")
@@ -128,7 +128,7 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, k, v, gates, pool, requests):
     _stage(
         c, rows, k, v, K_s, V_s, begin // of_key % 2, True, 0, start, L, begin // of_v % c.HV, begin % of_v * rows, tx
     )
-    for i in tuple(range(len(raw))):
+    for i in each(len(raw)):
         T.clear(raw[i])
     if warp == 3:
         steps.load_raw_gates(*gates, *raw, tokens.nearest_token(start, lane, NT), begin // of_v % c.HV)
@@ -240,7 +240,7 @@ def updates(c, tiles: int, state, P_s, tables, V_s, first, Z_s, r0, lane):
         for i in T.unroll(tiles * 4):
             sums[i] = sums[i] + low[i]
     T.sync_warp()  # a ring has its Z where these values were
-    for p in tuple(range(c.parts)):
+    for p in each(c.parts):
         for i in T.unroll(tiles):
             for half in T.unroll(2):
                 tokens.split(sums, i * 4 + half * 2, z, 0, 2)
@@ -257,7 +257,7 @@ def add_updates(c, tiles: int, state, Z_s, columns, end_decay, pool, target, h, 
     decay = end_decay[0]
     for pair in T.unroll(T.ceildiv(tiles, 2)):
         row, col = by_8(lane)
-        for p in tuple(range(c.parts)):
+        for p in each(c.parts):
             load_matrices(Z_s[p * TM + row, r0 + pair * TM + col % (8 * tiles)], A, p * 4, True)
         for j in T.unroll(c.K // QUAD):
             if c.parts > 2 or tiles == 1:
@@ -269,7 +269,7 @@ def add_updates(c, tiles: int, state, Z_s, columns, end_decay, pool, target, h, 
                             sums[m * 4 + i * 2 + e] = decay * T.cast(state[pair * 2 + i, j, m * 2 + e], "float32")
             for half in T.unroll(2):
                 operands.load_columns(columns, j, half, B, lane)
-                for p in tuple(reversed(range(c.parts))):
+                for p in each(c.parts)[::-1]:
                     for m in T.unroll(2):
                         mma(A, p * 4, B, m * 2, sums, (half * 2 + m) * 4)
             if c.parts > 2:

@@ -11,7 +11,7 @@ import tilelang.language as T
 
 from kernels.replay.tokens import OF_HISTORY, OF_OUTPUTS, OF_STATE, SPLIT, load_table, split
 from kernels.steps import bf16_part
-from kernels.tile import TM
+from kernels.tile import TM, each
 from kernels.verify.config import PARTS
 from kernels.warp import CHUNK, QUAD, by_8, by_16, load_matrices, mma
 
@@ -31,27 +31,27 @@ def multiply_state(
         # With one tile the second half of the matrices is the first again.
         row, col = by_16(lane)
         load_matrices(V_s[first + row, r0 + pair * TM + col % (8 * tiles)], values, 0, True)
-        for p in tuple(range(parts)):
+        for p in each(parts):
             for i in T.unroll(min(tiles, 2)):
                 mma(A, p * 4, values, i * 2, low if p > 0 and parts > 2 else sums, (pair * 2 + i) * 4)
         if history is not None:
             load_matrices(history[1][history[2] + row, r0 + pair * TM + col % (8 * tiles)], values, 0, True)
-            for p in tuple(range(SPLIT)):
+            for p in each(SPLIT):
                 for i in T.unroll(min(tiles, 2)):
                     mma(history[0], p * 8, values, i * 2, sums, (pair * 2 + i) * 4)
     for j in T.unroll(c.K // QUAD):
         for half in T.unroll(2):
-            for p in tuple(range(parts)):
+            for p in each(parts):
                 load_operand(P_s, p, j, half, A, p * 4, lane)
             for i in T.unroll(tiles):
-                for s in tuple(range(PARTS[c.pool])):
+                for s in each(PARTS[c.pool]):
                     if c.pool == "bfloat16":
-                        for p in tuple(range(parts)):
+                        for p in each(parts):
                             mma(A, p * 4, state, (i * (c.K // QUAD) + j) * CHUNK + half * 4, sums, i * 4)
                     else:
                         for e in T.unroll(4):
                             part[e] = bf16_part(state[i, j, half * 4 + e], s)
-                        for p in tuple(range(min(parts, PARTS[c.pool] + 1 - s))):  # fp32 sums keep no more
+                        for p in each(min(parts, PARTS[c.pool] + 1 - s)):  # fp32 sums keep no more
                             mma(A, p * 4, part, 0, low if p + s > 0 and parts > 2 else sums, i * 4)
 
 
@@ -106,7 +106,7 @@ def add_product(A, K_s, row0, j, P, parts: int, lane):
     fragment = 4 if A.dtype == "uint32" else 8
     for pair in T.unroll(2):
         load_matrices(K_s[row0 + by_16(lane)[0], j * QUAD + pair * TM + by_16(lane)[1]], k, pair * 4, True)
-    for p in tuple(range(parts)):
+    for p in each(parts):
         for m in T.unroll(4):
             mma(A, p * fragment, k, m * 2, P, m * 4)
 
@@ -121,7 +121,7 @@ def store_operand(P, P_s, j, parts: int, lane):
     """
     part = T.alloc_local((CHUNK,), "bfloat16")
     g, c = lane // 4, lane % 4
-    for p in tuple(range(parts)):
+    for p in each(parts):
         for half in T.unroll(2):
             for m in T.unroll(4):
                 split(P, m * 4 + half * 2, part, m * 2, 2)
@@ -170,7 +170,7 @@ def behind_history(tables, cross_q, cross_k, by_q, factors, M_h, N_h, lane):
     X, X_parts = T.alloc_local((8,), "float32"), T.alloc_local((SPLIT * 8,), "bfloat16")
     g, c = lane // 4, lane % 4
     load_table(tables, OF_STATE, A, SPLIT, lane)
-    for p in tuple(range(SPLIT)):
+    for p in each(SPLIT):
         load_matrices(cross_k[p, by_8(lane)[0], by_8(lane)[1]], B, p * 4)
     for tile in T.unroll(2):
         for half in T.unroll(2):
@@ -182,7 +182,7 @@ def behind_history(tables, cross_q, cross_k, by_q, factors, M_h, N_h, lane):
                 X[tile * 4 + half * 2 + e] = X[tile * 4 + half * 2 + e] * by_q[half * 8 + g]
     multiply_parts(A, 4, B, X)
     # The fragment of a sum is that of an operand A whose contraction runs over its columns.
-    for p in tuple(range(SPLIT)):
+    for p in each(SPLIT):
         split(X, 0, X_parts, p * 8, 8)
         load_matrices(tables[OF_HISTORY, p, by_8(lane)[0], by_8(lane)[1]], B, p * 4)
     T.clear(X)
@@ -206,6 +206,6 @@ def split_twice(X, M_h, N_h, factors, c):
         for half in T.unroll(2):
             for e in T.unroll(2):
                 Y[tile * 4 + half * 2 + e] = X[tile * 4 + half * 2 + e] * factors[tile * 8 + c * 2 + e]
-    for p in tuple(range(SPLIT)):
+    for p in each(SPLIT):
         split(X, 0, M_h, p * 8, 8)
         split(Y, 0, N_h, p * 8, 8)

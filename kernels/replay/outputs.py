@@ -28,7 +28,7 @@ import tilelang.language as T
 from kernels import steps
 from kernels.replay import operands, tokens
 from kernels.replay.config import Config
-from kernels.tile import TM
+from kernels.tile import TM, each
 from kernels.verify import signature
 from kernels.warp import CHUNK, QUAD
 
@@ -94,9 +94,9 @@ def _shared(c):
         T.alloc_shared((2 * 2 * TM, c.K + CHUNK), "bfloat16"),  # padded: the rows of a matrix lie in different banks
         T.alloc_shared((2 * TM, rows + CHUNK), "bfloat16"),
         T.alloc_shared((2, tokens.AHEAD, tokens.PITCH), "float32"),
-        *(T.alloc_shared((TM,), "float32") for _ in range(2)),
+        *(T.alloc_shared((TM,), "float32") for _ in each(2)),
         T.alloc_shared((2, tokens.AHEAD), "float32"),
-        *(T.alloc_shared((TM,), "float32") for _ in range(2)),
+        *(T.alloc_shared((TM,), "float32") for _ in each(2)),
         T.alloc_shared((2, tokens.SPLIT, TM, tokens.TABLE), "bfloat16"),
         T.alloc_shared((tokens.SPLIT, c.K // QUAD, 4, tokens.MATRICES), "bfloat16"),
         T.alloc_shared((1,), "int32"),
@@ -117,9 +117,9 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, q, k, v, gates, pool, state_indi
     state = T.alloc_local((tiles, c.K // QUAD, CHUNK), c.pool)
     raw = T.alloc_local((2,), c.gate_dtype), T.alloc_local((1,), "float32"), T.alloc_local((1,), c.bias_dtype)
     x, carry = T.alloc_local((TM,), "float32"), T.alloc_local((2,), "float32")
-    slot, first, last, start, L = (T.alloc_var("int32") for _ in range(5))
-    next_slot, next_first, next_last = (T.alloc_var("int32") for _ in range(3))
-    begin, stop, nearest, unused = (T.alloc_var("int32") for _ in range(4))
+    slot, first, last, start, L = (T.alloc_var("int32") for _ in each(5))
+    next_slot, next_first, next_last = (T.alloc_var("int32") for _ in each(3))
+    begin, stop, nearest, unused = (T.alloc_var("int32") for _ in each(4))
     begin = T.cast(T.cast(items, "int64") * cta // ctas, "int32")
     stop = T.cast(T.cast(items, "int64") * (cta + 1) // ctas, "int32")
     if tx == 0:
@@ -131,7 +131,7 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, q, k, v, gates, pool, state_indi
         c, rows, q, k, v, KQ_s, V_s, begin // of_key % 2, True, 0, first, last, begin // of_v % c.HV,
         begin % of_v * rows, tx,
     )  # fmt: skip
-    for i in tuple(range(len(raw))):
+    for i in each(len(raw)):
         T.clear(raw[i])
     if warp == 3:
         steps.load_raw_gates(*gates, *raw, tokens.nearest_token(first, lane, NT), begin // of_v % c.HV)

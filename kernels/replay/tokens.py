@@ -18,7 +18,7 @@ from __future__ import annotations
 import tilelang.language as T
 
 from kernels.steps import inverse_norm, stage_chunk
-from kernels.tile import TM
+from kernels.tile import TM, each
 from kernels.warp import CHUNK, by_8, by_16, load_matrices, mma
 
 PITCH = TM + 4  # of a [16, 16] table of fp32 in shared memory: rows start 4 banks apart
@@ -105,7 +105,7 @@ def share_parts(sums, parts_of, lane):
     """parts_of[p, i, s] = part p of what `multiply` found. Destroys sums."""
     part = T.alloc_local((2,), "bfloat16")
     g, c = lane // 4, lane % 4
-    for p in tuple(range(SPLIT)):
+    for p in each(SPLIT):
         for tile in T.unroll(2):
             for half in T.unroll(2):
                 split(sums, tile * 4 + half * 2, part, 0, 2)
@@ -155,10 +155,10 @@ def share_outputs_of_values(
     most `tokens` tokens. x [16] = 0 and carry = (0, 1) on entry.
     """
     row = T.alloc_local((TM,), "float32")
-    decays, k_inv, betas = (T.alloc_local((4,), "float32") for _ in range(3))  # of four steps
+    decays, k_inv, betas = (T.alloc_local((4,), "float32") for _ in each(3))  # of four steps
     w = T.alloc_var("float32")
     kind, j = lane // TM, lane % TM
-    for i in tuple(range(tokens + 1)):
+    for i in each(tokens + 1):
         if i % 4 == 0:
             for e in T.vectorized(4):
                 decays[e] = decay[kind, i + e]
@@ -211,7 +211,7 @@ def updates_of_values(gram, index, k_norm, decay, beta, end_decay, x, carry, tok
     for m in T.unroll(tokens // 4):
         for e in T.vectorized(4):
             decays[m * 4 + e] = decay[0, m * 4 + e]
-    for i in tuple(range(tokens)):
+    for i in each(tokens):
         if i % 4 == 0:
             for e in T.vectorized(4):
                 k_inv[e] = k_norm[i + e]
@@ -229,7 +229,7 @@ def updates_of_values(gram, index, k_norm, decay, beta, end_decay, x, carry, tok
         x[i] = w
     carry[DECAY] = -k_norm[j] * carry[DECAY]
     w = T.Select(lane < TM, T.float32(1), carry[DECAY])
-    for i in tuple(reversed(range(tokens))):
+    for i in each(tokens)[::-1]:
         x[i] = x[i] * w
         w = w * decays[i]
     if lane == 0:
@@ -240,7 +240,7 @@ def updates_of_values(gram, index, k_norm, decay, beta, end_decay, x, carry, tok
 def share_column(x, tables, table, j, parts: int):
     """tables[table, :, j, :] = the parts of column j. Destroys x."""
     part = T.alloc_local((TM,), "bfloat16")
-    for p in tuple(range(parts)):
+    for p in each(parts):
         split(x, 0, part, 0, TM)
         for half in T.unroll(2):
             for e in T.vectorized(CHUNK):
@@ -260,5 +260,5 @@ def split(x, x0, part, part0, count: int):
 @T.macro
 def load_table(tables, table, A, parts: int, lane):
     """A[4 p : 4 p + 4] = the fragment of part p of a table as a [16, 16] operand with rows t and columns j."""
-    for p in tuple(range(parts)):
+    for p in each(parts):
         load_matrices(tables[table, p, by_8(lane)[0], by_8(lane)[1]], A, p * 4, True)

@@ -32,7 +32,7 @@ from kernels.replay import dealing, operands, tokens
 from kernels.replay.config import WindowConfig as Config
 from kernels.replay.fold import OLD_KEYS, fold_in_place
 from kernels.replay.outputs import store_outputs
-from kernels.tile import TM
+from kernels.tile import TM, each
 from kernels.verify import signature
 from kernels.warp import CHUNK, QUAD
 from reference.ring import CURSORS
@@ -77,7 +77,7 @@ def _body(c, new, ring, gates, pool, requests, marks, o, scale):
     few = dealing.few_pieces(c, N)
     ctas = T.if_then_else(c.requests < N, c.ctas, dealing.ctas_of_block(c, N, few))
     with T.Kernel(T.if_then_else(c.requests < N, T.ceildiv(N, c.requests) * c.ctas, ctas), threads=c.threads) as cta:
-        for x in tuple(range(3)):
+        for x in each(3):
             steps.assume_wide(new[x], 1)
         steps.assume_wide(o, 1)
         steps.assume_wide(pool, 1)
@@ -105,10 +105,10 @@ def _shared(c):
         T.alloc_shared((3, tokens.AHEAD, tokens.PITCH), "float32"),
         T.alloc_shared((1, TM, tokens.PITCH), "float32"),
         T.alloc_shared((tokens.SPLIT, TM, tokens.TABLE), "bfloat16"),
-        *(T.alloc_shared((TM,), "float32") for _ in range(3)),
+        *(T.alloc_shared((TM,), "float32") for _ in each(3)),
         T.alloc_shared((2, tokens.AHEAD), "float32"),
         T.alloc_shared((1, TM), "float32"),
-        *(T.alloc_shared((TM,), "float32") for _ in range(4)),
+        *(T.alloc_shared((TM,), "float32") for _ in each(4)),
         T.alloc_shared((1,), "float32"),
         T.alloc_shared((3, c.parts, TM, tokens.TABLE), "bfloat16"),
         T.alloc_shared((c.parts, c.K // QUAD, 4, tokens.MATRICES), "bfloat16"),
@@ -136,11 +136,11 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, new, ring, gates, pool, requests
     old_raw = T.alloc_local((2,), c.gate_dtype), T.alloc_local((1,), "float32"), T.alloc_local((1,), c.bias_dtype)
     x, carry = T.alloc_local((TM,), "float32"), T.alloc_local((2,), "float32")
     sums, keys = T.alloc_local((16,), "float32"), T.alloc_local((TM,), "bfloat16")
-    M_h, N_h = (T.alloc_local((tokens.SPLIT * 8,), "bfloat16") for _ in range(2))
-    first, count, of_unit, turns, unit, piece = (T.alloc_var("int32") for _ in range(6))
+    M_h, N_h = (T.alloc_local((tokens.SPLIT * 8,), "bfloat16") for _ in each(2))
+    first, count, of_unit, turns, unit, piece = (T.alloc_var("int32") for _ in each(6))
     next_unit, next_piece = T.alloc_var("int32"), T.alloc_var("int32")
-    slot, part, L, folding, live, marked, must_fold, unused = (T.alloc_var("int32") for _ in range(8))
-    base, fold, following, request, start = (T.alloc_var("int32") for _ in range(5))
+    slot, part, L, folding, live, marked, must_fold, unused = (T.alloc_var("int32") for _ in each(8))
+    base, fold, following, request, start = (T.alloc_var("int32") for _ in each(5))
     history_decay = T.alloc_var("float32")
     first = cta // ctas * c.requests
     count = T.min(N - first, c.requests)
@@ -156,7 +156,7 @@ def _rows(c, tiles: int, ctas, cta, tx, shared, new, ring, gates, pool, requests
         tx,
     )  # fmt: skip
     T.sync_threads()
-    for i in tuple(range(len(raw))):
+    for i in each(len(raw)):
         T.clear(raw[i])
         T.clear(old_raw[i])
     unit = 0
@@ -304,7 +304,7 @@ def _stage(c, tiles: int, new, ring, gates, raw, units, unit, piece, values, KQ_
     it; and the gates, of new tokens in warp 3, of the history in warp 2."""
     NT, ROWS, lane = new[0].shape[0], ring[0].shape[1], tx % 32
     of_v, rows = dealing.pieces_of_head(c, tiles), c.warps * 8 * tiles
-    slot, start, L, live, part, history = (T.alloc_var("int32") for _ in range(6))
+    slot, start, L, live, part, history = (T.alloc_var("int32") for _ in each(6))
     slot = T.max(units[dealing.SLOT, unit], 0)
     start = units[dealing.START, unit]
     L = units[dealing.TOKENS, unit]
@@ -375,8 +375,9 @@ def _keep(c, tiles: int, ring, KQ_s, keys, V_s, values, slot, first, L, h, v0, r
                 for e in T.vectorized(CHUNK):
                     ring[0][slot, row, h // (c.HV // c.H), col + e] = KQ_s[keys + t, col + e]
     for i in T.unroll(T.ceildiv(TM * tiles, 32)):
-        t, col = (i * 32 + lane) // tiles, (i * 32 + lane) % tiles * CHUNK
-        row = _wrapped(first + t, ROWS)
-        if t < L:
+        # names of their own: TileLang before 0.1.15 takes them for those of the loop above
+        t_v, col_v = (i * 32 + lane) // tiles, (i * 32 + lane) % tiles * CHUNK
+        row = _wrapped(first + t_v, ROWS)
+        if t_v < L:
             for e in T.vectorized(CHUNK):
-                ring[1][slot, row, h, v0 + r0 + col + e] = V_s[values + t, r0 + col + e]
+                ring[1][slot, row, h, v0 + r0 + col_v + e] = V_s[values + t_v, r0 + col_v + e]

@@ -28,7 +28,7 @@ from typing import Any
 import tilelang.language as T
 
 from kernels import steps
-from kernels.tile import TM
+from kernels.tile import TM, each
 from kernels.verify import rows, signature
 from kernels.verify.config import PARTS, ROWS_PER_WARP, Config
 from kernels.verify.rows import PADDING
@@ -116,7 +116,7 @@ def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale
     R, Q = T.alloc_local((TM,), "float32"), T.alloc_local((4,), "float32")
     gate = [
         (T.alloc_local((2,), c.gate_dtype), T.alloc_local((1,), "float32"), T.alloc_local((1,), c.bias_dtype))
-        for _ in range((c.head_batch + 1) // 2)
+        for _ in each((c.head_batch + 1) // 2)
     ]
     if c.norms_given:
         norm = T.alloc_local((1,), "float32")
@@ -135,7 +135,7 @@ def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale
         L = T.min(length - block * TM, TM)
         # In the order in which they are waited for: a load returns after those that were issued before it.
         if warp == 3:
-            for i in tuple(range(len(gate))):
+            for i in each(len(gate)):
                 _load_gates(c, gates, *gate[i], T.min(t0 + lane % TM, NT - 1), h0 + i * 2 + _second(c, lane))
         if c.norms_given and warp == 2:
             steps.load_given_norms(*gates[2:], norm, t0, h0 // (c.HV // c.H), L, lane)
@@ -163,7 +163,7 @@ def _request(c, q, k, v, gates, pool, slot, start, length, o, states, row, scale
             if c.norms_given:
                 steps.share_given_norms(norm, k_norm, q_norm, scale, lane)
         if warp == 3:
-            for i in tuple(range(len(gate))):
+            for i in each(len(gate)):
                 if lane < TM * c.head_batch:
                     b = i * 2 + lane // TM
                     steps.share_gates(gates, *gate[i], c.raw_gates, decay_s, beta_s, b, lane % TM, lane % TM < L)

@@ -20,6 +20,7 @@ import tilelang.language as T
 from kernels import lone_warps
 from kernels import recurrent_steps as token
 from kernels.recurrent_steps import CHUNK
+from kernels.tile import each
 from kernels.verify import signature
 from kernels.verify.config import ShortConfig as Config
 
@@ -55,8 +56,8 @@ def _rows(c, rows: int, cta, tx, qkv, gates, pool, state_indices, cu_seqlens, o,
     N, SLOTS, chunks = state_indices.shape[0], pool.shape[0], c.K // CHUNK // c.lanes
     q, k, v = qkv
     n, h, row, col = lone_warps.place(c, rows, cta, tx)
-    buffers = [lone_warps.token_buffers(c, chunks) for _ in range(c.tokens)]
-    raw_v = [T.alloc_local((rows,), "bfloat16") for _ in range(c.tokens)]
+    buffers = [lone_warps.token_buffers(c, chunks) for _ in each(c.tokens)]
+    raw_v = [T.alloc_local((rows,), "bfloat16") for _ in each(c.tokens)]
     v_t = T.alloc_local((rows,), "float32")
     o_t = T.alloc_local((rows,), "float32")
     state = T.alloc_local((rows, chunks, CHUNK), c.pool)
@@ -74,16 +75,16 @@ def _rows(c, rows: int, cta, tx, qkv, gates, pool, state_indices, cu_seqlens, o,
     unused = T.min(T.max(cu_seqlens[N], 0), NT) + n
     present = slot >= 0 and slot < SLOTS
     stored = T.if_then_else(present and kept >= 0 and kept < states.shape[0], T.min(length, states.shape[1]), 0)
-    for i in tuple(range(c.tokens)):
+    for i in each(c.tokens):
         t = T.max(T.min(start + i, NT - 1), 0)
         lone_warps.load_token(c, q, k, gates, buffers[i][0], t, h, col, chunks)
         lone_warps.load_values(c, v, raw_v[i], t, h, row, rows)
     lone_warps.load_nearest_state(c, pool, slot, h, row, col, state, rows, chunks)
     T.pdl_trigger()
-    for i in tuple(range(c.tokens)):
+    for i in each(c.tokens):
         lone_warps.prepare_token(c, gates, *buffers[i], scale, chunks)
     token.widen(state, S, rows, chunks)
-    for i in tuple(range(c.tokens)):
+    for i in each(c.tokens):
         key, query, coef, kq = buffers[i][1]
         if i > 0 and c.lossless:
             token.widen(state, S, rows, chunks)
